@@ -16,8 +16,9 @@ class HostThreads:
         raise NotImplementedError
 
     async def run(
-        self, function: Callable[P, T], *args: P.args, timeout_s: float = 30.0, **kwargs: P.kwargs
+        self, timeout_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """``function(*args, **kwargs)`` in a thread; TimeoutError after ``timeout_s``."""
         raise NotImplementedError
 
     def close(self) -> None:

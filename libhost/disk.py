@@ -1,6 +1,6 @@
 """The writable layer of a sandbox, with a hard limit on bytes and on files.
 
-Two ways, told apart by :class:`libhost.probe.DiskMode`: a directory under a project quota where
+Two ways, told apart by :class:`DiskMode`: a directory under a project quota where
 the node's file system has one, else a sparse ext4 image of the exact size on a loop device of its
 own, taken from a pool of prepared ones. Either way ``statfs`` inside the sandbox tells the truth.
 
@@ -13,10 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from libhost.paths import NodePaths, SandboxPaths
-from libhost.probe import DiskMode
+
+
+class DiskMode(StrEnum):
+    """How the limit is enforced on this node."""
+
+    QUOTA = "quota"
+    LOOP = "loop"
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from libhost.disk import WritableLayer
 from libhost.layer import MountedLayer
-from libhost.probe import OverlayMode
 
 MAX_LOWERS = 500
+
+
+class OverlayMode(StrEnum):
+    """How a layer is named to the kernel, best first; which one works is probed."""
+
+    SET_FD = "set_fd"
+    PROC_FD = "proc_fd"
+    PATHS = "paths"
 
 
 @dataclass(frozen=True)

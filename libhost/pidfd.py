@@ -1,4 +1,4 @@
-"""A process that stays the same process: pidfd, and (pid, start time) where it must be written down.
+"""A process that stays the same process: a pidfd, and (pid, start time) where it is written down.
 
 A pid alone is reused; a pidfd cannot outlive its holder. What is journalled is therefore the pair,
 and :func:`open_process` turns it back into a pidfd or says that the process is gone.

@@ -7,23 +7,11 @@ carries its reason, so that a refusal, a skipped test and ``dsec doctor`` give t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from libhost.cgroup import CgroupLayout
-
-
-class OverlayMode(StrEnum):
-    """How a layer is named to the overlay, best first."""
-
-    SET_FD = "set_fd"
-    PROC_FD = "proc_fd"
-    PATHS = "paths"
-
-
-class DiskMode(StrEnum):
-    QUOTA = "quota"
-    LOOP = "loop"
+from libhost.disk import DiskMode
+from libhost.overlay import OverlayMode
 
 
 @dataclass(frozen=True)
