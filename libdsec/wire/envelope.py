@@ -22,6 +22,7 @@ H_REQUEST_ID = "Dsec-Request-Id"
 H_BUDGET_MS = "Dsec-Budget-Ms"  # what remains of the caller's time; never an absolute time
 H_NONCE = "Dsec-Nonce"  # echoed in replies: a reply to somebody else's request is dropped
 H_VERSION = "Dsec-Version"
+H_FROM = "Dsec-From"  # who replied: a node or a service's name, for scatter and gather
 H_ERROR = "Dsec-Error"  # present: the payload is an ErrorReply
 H_KIND = "Dsec-Kind"  # which message of a reply stream this is
 H_STREAM = "Dsec-Stream"  # raw output chunk: 1 or 2

@@ -1,0 +1,1 @@
+"""The parts of `libdsec.bus`; nothing outside that module imports them."""
