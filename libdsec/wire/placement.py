@@ -1,7 +1,14 @@
-"""From a request to a sandbox: queue, offer, acceptance, announcement (docs/adr/0003)."""
+"""From a request to a sandbox: queue, claim, offer, acceptance, verdict, announcement.
+
+The rule behind all of it (docs/adr/0003): the claim decides. An edge may announce a sandbox only
+after a verdict told it that the claim of its request names that sandbox, and the claim is written
+by compare-and-set alone. An acceptance that no verdict confirms is gone within one lease.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from enum import StrEnum
 
 from .error import ErrorReply
@@ -20,6 +27,7 @@ class PlaceRequest(Message):
     count: int = 1
     budget_ms: int
     attempt: int = 1  # raised when an accepted item failed and is placed again
+    avoid: tuple[str, ...] = ()  # nodes that have failed it already
     spec: SandboxSpec
 
 
@@ -28,9 +36,12 @@ class Offer(Message):
 
     request_id: str
     project: str
+    key: str
     epoch: int  # the claim's epoch under which this scheduler works; a lower one is refused
     session: str  # the edge's boot session that the scheduler believes in
     items: tuple[int, ...]
+    count: int = 1  # of the whole request
+    attempt: int = 1
     reply_to: str
     nonce: str
     budget_ms: int
@@ -66,9 +77,10 @@ class Holding(Message):
 
 
 class ClaimState(StrEnum):
-    PLACING = "placing"
-    PLACED = "placed"
-    FAILED = "failed"
+    PLACING = "placing"  # a scheduler is at it; offers under this epoch may be under way
+    WAITING = "waiting"  # no offer is under way; the request is in the queue
+    PLACED = "placed"  # every item has a sandbox or a final error
+    FAILED = "failed"  # for good, with nothing placed
     CANCELLED = "cancelled"
 
 
@@ -76,22 +88,58 @@ class Claim(Message):
     """(project, key) → what became of it. Written by schedulers only, by compare-and-set."""
 
     request_id: str
-    digest: str  # of the arguments with every layer resolved
+    digest: str  # of the arguments as the caller gave them; "" before they were seen
     epoch: int
     state: ClaimState
-    items: tuple[AcceptedItem, ...] = ()
     count: int = 1
-    error: ErrorReply | None = None
+    layers: tuple[str, ...] = ()  # digests the names meant when first resolved
+    items: tuple[AcceptedItem, ...] = ()
+    failed: dict[int, ErrorReply] = {}
 
 
-class Tombstone(Message):
-    """A silent edge must not serve this request again before it has honoured this."""
+def claim_key(project: str, key: str) -> str:
+    """The key of a claim in its bucket; callers' keys may hold what a bucket's keys may not."""
+    digest = hashlib.blake2b(key.encode(), digest_size=20).digest()
+    return f"{project}.{base64.b32encode(digest).decode().lower()}"
+
+
+class Verdict(Message):
+    """Which sandboxes of a request its claim names, and which it never will.
+
+    `confirmed` ones are to be announced to `reply_to` as they become ready; `lost` ones are to be
+    killed. What is in neither is undecided.
+    """
 
     request_id: str
+    project: str
+    epoch: int = 0
+    confirmed: tuple[AcceptedItem, ...] = ()
+    lost: tuple[AcceptedItem, ...] = ()
+    reply_to: str = ""  # "": as in the offer
+    nonce: str = ""
+
+
+class Held(Message):
+    """What an edge holds of one request and wants a verdict on."""
+
+    request_id: str
+    project: str
+    key: str
     epoch: int
+    items: tuple[AcceptedItem, ...]
+
+
+class Inquiry(Message):
+    held: tuple[Held, ...]
+
+
+class Verdicts(Message):
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class CancelRequest(Message):
+    """The caller wants nothing any more of this request."""
+
     request_id: str
     key: str
 
@@ -123,11 +171,11 @@ class Announcement(Message):
 
 
 class RetryRequest(Message):
-    """An edge could not start accepted items; a scheduler places them again."""
+    """Confirmed items that an edge could not start; a scheduler frees them in the claim and puts
+    `place`, with the attempt raised, into the queue again."""
 
     request_id: str
     project: str
-    items: tuple[int, ...]
+    items: tuple[AcceptedItem, ...]
     reason: ErrorReply
     place: PlaceRequest
-    key: str

@@ -144,7 +144,10 @@ LIST_ALL = Rpc(
 # --- between the services ---
 OFFER = Rpc(_NODE + "offer", placement.Offer, placement.OfferReply, "the edge")
 WHOHAS = Rpc("dsec.v1.nodes.whohas", placement.WhoHas, placement.Holding, "any edge")  # scatter
-RETRY = Rpc("dsec.v1.node.{node}.retry", placement.RetryRequest, Empty, "a scheduler")
+RETRY = Rpc(_NODE + "retry", placement.RetryRequest, Empty, "a scheduler")
+VERDICT = Event(_NODE + "verdict", placement.Verdict)
+ANNOUNCE = Rpc(_NODE + "announce", placement.Verdict, Empty, "the edge")  # again, to a new inbox
+INQUIRE = Rpc(_NODE + "inquire", placement.Inquiry, placement.Verdicts, "a scheduler")
 HEARTBEAT = Event(_NODE + "heartbeat", node.Heartbeat)
 HEARTBEAT_ACK = Event(_NODE + "heartbeat_ack", node.HeartbeatAck)
 POLICY_APPLY = Rpc(
@@ -199,15 +202,9 @@ def _lane(qos: Qos, backend: Backend) -> Durable:
 LANES = {(q, b): _lane(q, b) for q in Qos for b in Backend}
 
 # --- buckets ---
-CLAIMS = Bucket("DSEC_CLAIMS", placement.Claim, ttl_s=CLAIM_RETENTION_S)  # key <project>.<key>
-CANCELS = Bucket(
-    "DSEC_CANCELS", placement.Tombstone, ttl_s=CLAIM_RETENTION_S
-)  # key <project>.<request>
-TOMBSTONES = Bucket(
-    "DSEC_TOMBSTONES", placement.Tombstone, ttl_s=CLAIM_RETENTION_S
-)  # key <node>.<request>
+CLAIMS = Bucket("DSEC_CLAIMS", placement.Claim, ttl_s=CLAIM_RETENTION_S)  # key: claim_key()
 LAYERS = Bucket("DSEC_LAYERS", layer.LayerInfo)  # key <space>.<name, base32>.<version, base32>
-BUCKETS = (CLAIMS, CANCELS, TOMBSTONES, LAYERS)
+BUCKETS = (CLAIMS, LAYERS)
 
 # --- Redis: one hash, one round trip ---
 REDIS_NODES = "dsec:v1:nodes"  # node → Heartbeat with the watcher's receive time
