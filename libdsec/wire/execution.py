@@ -38,6 +38,7 @@ class ExecStarted(Message):
     exec_id: str
     pid: int
     resumed: bool = False  # the id was known: this attaches to it
+    stdin_offset: int = 0  # bytes of stdin taken so far: where a new writer goes on
 
 
 class ExecProgress(Message):

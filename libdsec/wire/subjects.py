@@ -35,10 +35,13 @@ PLACE = Event("dsec.v1.p.{project}.place.{tail}", placement.PlaceRequest)
 CANCEL = Rpc("dsec.v1.p.{project}.cancel", placement.CancelRequest, Empty, "a scheduler")
 
 
+def lane_tail(project: str, qos: Qos, backend: Backend) -> str:
+    """The lane a request waits in, as PLACE's tail: class x capability x hash of the project."""
+    return f"{qos.lane}.{backend.value}.{bucket_of(project, LANE_BUCKETS):03d}"
+
+
 def lane_subject(project: str, qos: Qos, backend: Backend) -> str:
-    """The lane a request waits in: class x capability x hash of the project."""
-    bucket = bucket_of(project, LANE_BUCKETS)
-    return PLACE.subject(project=project, tail=f"{qos.lane}.{backend.value}.{bucket:03d}")
+    return PLACE.subject(project=project, tail=lane_tail(project, qos, backend))
 
 
 # --- a caller speaks to a sandbox's edge ---
