@@ -17,18 +17,19 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self, TypedDict, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from nats.aio.client import Client
 
-from ._bus.call import Budget, Call, Headers, Part, current_call, leave_call
+from ._bus.call import Budget, Call, Headers, Part, Tokens, current_call, leave_call
 from ._bus.gather import Gathered, gather
 from ._bus.inbox import Conversation, Inbox
-from ._bus.jetstream import H_MSG_ID, H_TTL, PubAck, stored, ttl_header
+from ._bus.incoming import Incoming, Reception
+from ._bus.jetstream import H_MSG_ID, H_TTL, PubAck, refusal, ttl_header
 from ._bus.link import BusObserver, Credentials, Link
 from ._bus.mailbox import Mailbox, Reply
 from ._bus.outgoing import Outgoing, asking, exchange, fire, inbox_subject
-from ._bus.serving import Endpoint, Serving
+from ._bus.serving import Endpoint, Serving, complaint
 from .errors import DSecError
 from .wire.envelope import (
     H_ERROR,
@@ -43,8 +44,9 @@ from .wire.error import ErrorReply
 from .wire.model import Message
 
 __all__ = [
-    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Part", "PubAck",
-    "Serving", "current_call", "leave_call",
+    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming", "Part",
+    "PubAck", "Reception", "Serving", "complaint", "current_call", "leave_call", "refusal",
+    "ttl_header",
 ]  # fmt: skip
 
 Req = TypeVar("Req", bound=Message)
@@ -52,17 +54,6 @@ Rep = TypeVar("Rep", bound=Message)
 Msg = TypeVar("Msg", bound=Message)
 AnyRpc = Rpc[Req, Rep] | StreamingRpc[Req, Rep]
 
-
-class Tokens(TypedDict, total=False):
-    """The tokens of a subject; a missing one is `*`, which only a subscription may say."""
-
-    project: str
-    node: str
-    tail: str
-
-
-INBOX_LIMIT = 256
-GATHER_LIMIT = 4096
 EVENT_BUDGET_S = 60.0
 
 
@@ -73,7 +64,7 @@ class Bus:
         self._link = link
         self._mailbox = mailbox
         self._identity = identity
-        self._servings: list[Serving] = []
+        self.servings: list[Serving] = []
 
     @classmethod
     async def connect(
@@ -122,17 +113,9 @@ class Bus:
         return self._identity
 
     @property
-    def observer(self) -> BusObserver:
-        return self._link.observer
-
-    @property
     def nats(self) -> Client:
         """The connection itself, for the chassis: JetStream's consumers and management."""
         return self._link.nats
-
-    @property
-    def servings(self) -> tuple[Serving, ...]:
-        return tuple(self._servings)
 
     async def wait_closed(self) -> None:
         """Return when the connection is gone for good."""
@@ -145,8 +128,8 @@ class Bus:
     async def drain(self, *, timeout_s: float = 10.0) -> None:
         """Take nothing more, finish what is in flight, flush and close; connected or not."""
         budget = Budget(timeout_s)
-        await asyncio.gather(*(s.stop(timeout_s=timeout_s) for s in self._servings))
-        self._servings.clear()
+        await asyncio.gather(*(s.stop(timeout_s=timeout_s) for s in self.servings))
+        self.servings.clear()
         await self._link.drain(max(1.0, budget.remaining_s))
 
     async def close(self) -> None:
@@ -175,9 +158,7 @@ class Bus:
 
         Raises:
             DSecError: what the other side answered, with request and trace id.
-            Unavailable: nobody answers there, or the connection was lost while waiting (then the
-                request may have been carried out).
-            DeadlineExceeded, PermissionDenied, InvalidArgument.
+            Unavailable: nobody answers, or the connection was lost (it may have been carried out).
         """
         subject = rpc.subject(**to)
         out = Outgoing.begin("request", rpc.template, subject, budget_s, request_id, headers)
@@ -195,7 +176,7 @@ class Bus:
         request_id: str | None = None,
         headers: Headers | None = None,
         idle_s: float = math.inf,
-        limit: int = INBOX_LIMIT,
+        limit: int = 256,
         **to: Unpack[Tokens],
     ) -> AsyncIterator[Conversation[Rep]]:
         """Ask, and read the reply stream at one's own pace, at most `limit` parts behind."""
@@ -212,7 +193,7 @@ class Bus:
         *,
         timeout_s: float,
         expect: Collection[str] = (),
-        limit: int = GATHER_LIMIT,
+        limit: int = 4096,
         request_id: str | None = None,
         **to: Unpack[Tokens],
     ) -> Gathered[Rep]:
@@ -229,7 +210,7 @@ class Bus:
             return await gather(inbox, rpc.reply, budget=out.budget, expect=expect)
 
     @asynccontextmanager
-    async def inbox(self, *, limit: int = INBOX_LIMIT) -> AsyncIterator[Inbox]:
+    async def inbox(self, *, limit: int = 256) -> AsyncIterator[Inbox]:
         """An address for several replies, at most `limit` of them unread."""
         inbox = Inbox(self._mailbox, limit=limit)
         try:
@@ -315,7 +296,6 @@ class Bus:
             QuotaExceeded: the stream is full; `retry_after_s` is set.
             Unavailable: no stream keeps the subject, JetStream is away, or the connection was lost
                 (then it may be stored: publish again with the same `msg_id`).
-            DeadlineExceeded, PermissionDenied.
         """
         subject = event.subject(**to)
         extra = {H_MSG_ID: msg_id, **(headers or {})}
@@ -324,7 +304,25 @@ class Bus:
         out = Outgoing.begin("publish", event.template, subject, budget_s, request_id, extra)
         waiter = Reply(subject, "a JetStream stream")
         part = await exchange(self._link, self._mailbox, out, waiter, message.encode())
-        return stored(part, subject)
+        return PubAck.read(part.data, subject)
+
+    async def ask_server(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        label: str,
+        budget_s: float = 5.0,
+        headers: Headers | None = None,
+    ) -> bytes:
+        """Ask the NATS server itself (`$JS.API…`, `$KV…`, an ack's subject), for the chassis.
+
+        Args:
+            label: what stands for the subject in spans and metrics.
+        """
+        out = Outgoing.begin("ask", label, subject, budget_s, None, headers)
+        waiter = Reply(subject, "JetStream")
+        return (await exchange(self._link, self._mailbox, out, waiter, data)).data
 
     async def serve(
         self,
@@ -376,8 +374,7 @@ class Bus:
         backlog: int = 1024,
         **to: Unpack[Tokens],
     ) -> Serving:
-        """Handle events; `concurrency=1` keeps their order. Beyond the bound they are dropped,
-        and counted as such."""
+        """Handle events; one at a time keeps their order; beyond the bound they are dropped."""
         return await self._serve(
             Endpoint(
                 subject=event.subject(**to),
@@ -396,5 +393,5 @@ class Bus:
     async def _serve(self, endpoint: Endpoint) -> Serving:
         serving = Serving(self._link, endpoint)
         await serving.start()
-        self._servings.append(serving)
+        self.servings.append(serving)
         return serving

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
@@ -22,6 +22,15 @@ from ..wire.model import Message
 M = TypeVar("M", bound=Message)
 
 Headers = Mapping[str, str]
+
+
+class Tokens(TypedDict, total=False):
+    """The tokens of a subject; a missing one is `*`, which only a subscription may say."""
+
+    project: str
+    node: str
+    tail: str
+
 
 # As they are looked up: keys are lower-cased once per message, because NATS keeps whatever case the
 # sender chose and other languages' clients canonicalise theirs.
@@ -57,10 +66,11 @@ class Budget:
         return str(int(self.remaining_s * 1000))
 
 
-def stated_budget(headers: Headers, default_s: float) -> Budget:
-    """The budget a message states, or the default when it states none or nonsense."""
+def stated_budget(headers: Headers, default_s: float, age_s: float = 0.0) -> Budget:
+    """What is left of the budget a message states; the default when it states none or nonsense."""
     text = headers.get(BUDGET_MS, "")
-    return Budget(int(text) / 1000 if text.isascii() and text.isdigit() else default_s)
+    stated_s = int(text) / 1000 if text.isascii() and text.isdigit() else default_s
+    return Budget(stated_s - age_s)
 
 
 @dataclass(frozen=True, slots=True)

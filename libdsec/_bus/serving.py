@@ -25,20 +25,10 @@ from pydantic import ValidationError
 from ..errors import DataLoss, DeadlineExceeded, DSecError, Internal, InvalidArgument, Unavailable
 from ..wire.envelope import H_ERROR, H_FROM, H_KIND, H_NONCE
 from ..wire.error import ErrorReply
-from ..wire.model import Message, random_token
-from .call import (
-    NONCE,
-    REQUEST_ID,
-    Call,
-    Headers,
-    PartSink,
-    SubjectTokens,
-    enter_call,
-    lowered,
-    stated_budget,
-)
+from ..wire.model import Message
+from .call import NONCE, REQUEST_ID, Call, Headers, PartSink, lowered
+from .incoming import Reception
 from .link import Link
-from .tracing import NO_HOP, TRACEPARENT, Hop, process_hop
 
 _log = logging.getLogger("libdsec.bus")
 
@@ -61,13 +51,36 @@ class Endpoint:
     identity: str
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one subscription has done so far; `$SRV.STATS` shows it."""
+
+    requests: int = 0
+    failures: int = 0
+    refused: int = 0
+    busy_s: float = 0.0
+    last_error: str = ""
+
+    def add(self, duration_s: float, error: DSecError | None) -> None:
+        self.requests += 1
+        self.busy_s += duration_s
+        if error is not None:
+            self.failures += 1
+            self.last_error = error.code
+
+
 class Serving:
     """A running subscription: `stop()` takes no more and lets finish what runs."""
 
     def __init__(self, link: Link, endpoint: Endpoint) -> None:
         self._link = link
         self._endpoint = endpoint
-        self._tokens = SubjectTokens(endpoint.template)
+        self.tally = Tally()
+        self._reception = Reception(
+            endpoint.template,
+            default_budget_s=endpoint.default_budget_s,
+            rooted=endpoint.replies,
+        )
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
@@ -79,6 +92,10 @@ class Serving:
     @property
     def template(self) -> str:
         return self._endpoint.template
+
+    @property
+    def queue(self) -> str:
+        return self._endpoint.queue
 
     @property
     def in_flight(self) -> int:
@@ -118,6 +135,7 @@ class Serving:
         task.add_done_callback(self._tasks.discard)
 
     async def _refuse(self, msg: Msg) -> None:
+        self.tally.refused += 1
         self._link.observer.dropped(self._endpoint.template, "busy")
         if self._endpoint.replies and msg.reply:
             busy = Unavailable(
@@ -129,10 +147,9 @@ class Serving:
 
     async def _run(self, msg: Msg) -> None:
         began = time.monotonic()
-        call = self._call(msg)
-        hop = self._hop(call)
-        call.trace_id = hop.trace_id
-        enter_call(call)
+        sink = self._sink(msg) if msg.reply else None
+        incoming = self._reception.enter(self._reception.call(msg, sink=sink))
+        call = incoming.call
         error: DSecError | None = None
         try:
             async with self._slots:
@@ -147,39 +164,18 @@ class Serving:
             await self._fail(msg.reply, call, error)
             raise
         finally:
-            hop.end(error)
+            incoming.end(error)
+            duration_s = time.monotonic() - began
+            self.tally.add(duration_s, error)
             outcome = error.code if error is not None else "ok"
-            self._link.observer.handled(self._endpoint.template, outcome, time.monotonic() - began)
-
-    def _hop(self, call: Call) -> Hop:
-        traceparent = call.headers.get(TRACEPARENT, "")
-        if not (traceparent or self._endpoint.replies):
-            return NO_HOP  # heartbeats and the like: nothing anybody would look for
-        return process_hop(
-            self._endpoint.template,
-            call.subject,
-            call.request_id,
-            traceparent,
-            project=call.project,
-        )
-
-    def _call(self, msg: Msg) -> Call:
-        headers = lowered(msg.headers)
-        return Call(
-            subject=msg.subject,
-            tokens=self._tokens.read(msg.subject),
-            headers=headers,
-            budget=stated_budget(headers, self._endpoint.default_budget_s),
-            request_id=headers.get(REQUEST_ID) or random_token(),
-            sink=self._sink(msg.reply, headers) if msg.reply else None,
-        )
+            self._link.observer.handled(self._endpoint.template, outcome, duration_s)
 
     async def _outcome(self, data: bytes, call: Call) -> Message | None:
         """The handler's answer, or the DSecError that stands for whatever went wrong."""
         try:
             request = self._endpoint.request.model_validate_json(data)
         except ValidationError as err:
-            raise InvalidArgument(_complaint(self._endpoint.request, err)) from err
+            raise InvalidArgument(complaint(self._endpoint.request, err)) from err
         if call.budget.expired:
             raise DeadlineExceeded("the request's budget ran out before it could be handled")
         try:
@@ -242,16 +238,16 @@ class Serving:
             _log.warning("reply on %s was not sent: %r", self._endpoint.template, err)
             self._link.observer.dropped(self._endpoint.template, "reply")
 
-    def _sink(self, reply_to: str, request_headers: Headers) -> PartSink:
+    def _sink(self, msg: Msg) -> PartSink:
+        own = self._reply_headers(lowered(msg.headers))
+
         async def send(kind: str, data: bytes, headers: Headers) -> None:
-            await self._reply(
-                reply_to, data, {**self._reply_headers(request_headers), H_KIND: kind, **headers}
-            )
+            await self._reply(msg.reply, data, {**own, H_KIND: kind, **headers})
 
         return send
 
 
-def _complaint(model: type[Message], err: ValidationError) -> str:
+def complaint(model: type[Message], err: ValidationError) -> str:
     """What is wrong with a message, without repeating its values: they may be secrets."""
     faults = [
         f"{'.'.join(str(part) for part in fault['loc']) or 'message'}: {fault['msg']}"

@@ -64,6 +64,17 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def freeze(self) -> None:
+        """Stop it where it is, as a machine that hangs; `thaw` lets it go on."""
+        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """As a crash: nothing is flushed, nobody is told."""
         if self._process is not None:
