@@ -44,7 +44,11 @@ class Heartbeat(Message):
     running: int = 0
     paused: int = 0
     creating: int = 0
-    max_sandboxes: int = 0
+    max_sandboxes: int = 0  # the operating point; 0: not stated
+    max_creating: int = 0
+    memory_mib: int = 0  # what one sandbox could be given at most
+    cpus: float = 0.0
+    disk_mib: int = 0
     free_memory_mib: int = 0
     free_disk_mib: int = 0
     load: Load = Load()
@@ -52,7 +56,7 @@ class Heartbeat(Message):
 
 
 class HeartbeatAck(Message):
-    """A watcher has seen this heartbeat; the node may announce until LEASE_S after it was sent."""
+    """A watcher has seen this heartbeat; the node may announce until LEASE_S after it sent it."""
 
     node: str
     session: str

@@ -10,22 +10,31 @@ from __future__ import annotations
 import base64
 import hashlib
 from enum import StrEnum
+from typing import Annotated, Final
 
+from pydantic import Field
+
+from .defaults import CREATE_MANY_MESSAGE
 from .error import ErrorReply
 from .layer import ResolvedLayers
 from .model import Message
 from .sandbox import SandboxSpec
 
+MAX_ATTEMPTS: Final = 3  # placements of an item whose start fails, before it fails for good
+
+# What a name may be that becomes part of a journal's or a bucket's key.
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
 
 class PlaceRequest(Message):
     """One create, or `count` alike ones. The project is the subject's, never the payload's."""
 
-    request_id: str
-    key: str  # idempotency key: one claim per message
-    reply_to: str  # the client's inbox
+    request_id: RequestId
+    key: str = Field(min_length=1, max_length=256)  # idempotency key: one claim per message
+    reply_to: str = Field(pattern=r"^_INBOX\.[^\s*>]+$")  # the client's inbox
     nonce: str  # echoed in every announcement
-    count: int = 1
-    budget_ms: int
+    count: int = Field(default=1, ge=1, le=CREATE_MANY_MESSAGE)
+    budget_ms: int = Field(ge=0)
     attempt: int = 1  # raised when an accepted item failed and is placed again
     avoid: tuple[str, ...] = ()  # nodes that have failed it already
     spec: SandboxSpec
@@ -34,7 +43,7 @@ class PlaceRequest(Message):
 class Offer(Message):
     """A scheduler asks one edge for some items of one request."""
 
-    request_id: str
+    request_id: RequestId
     project: str
     key: str
     epoch: int  # the claim's epoch under which this scheduler works; a lower one is refused
@@ -42,6 +51,7 @@ class Offer(Message):
     items: tuple[int, ...]
     count: int = 1  # of the whole request
     attempt: int = 1
+    avoid: tuple[str, ...] = ()
     reply_to: str
     nonce: str
     budget_ms: int
@@ -60,12 +70,13 @@ class OfferReply(Message):
     accepted: tuple[AcceptedItem, ...] = ()
     refused: ErrorReply | None = None  # for every item not accepted
     session: str = ""
+    heartbeat_seq: int = 0  # of the last heartbeat that does not show these items yet
 
 
 class WhoHas(Message):
     """Who holds items of this request? Answering promises to refuse offers below `epoch`."""
 
-    request_id: str
+    request_id: RequestId
     project: str
     epoch: int
 
@@ -126,7 +137,8 @@ class Held(Message):
     project: str
     key: str
     epoch: int
-    items: tuple[AcceptedItem, ...]
+    items: tuple[AcceptedItem, ...] = ()  # alive: the claim takes them over if it still can
+    ended: tuple[AcceptedItem, ...] = ()  # dead before they were announced: does it name them?
 
 
 class Inquiry(Message):
@@ -140,7 +152,7 @@ class Verdicts(Message):
 class CancelRequest(Message):
     """The caller wants nothing any more of this request."""
 
-    request_id: str
+    request_id: RequestId
     key: str
 
 

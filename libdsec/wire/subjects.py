@@ -150,6 +150,7 @@ WHOHAS = Rpc("dsec.v1.nodes.whohas", placement.WhoHas, placement.Holding, "any e
 RETRY = Rpc(_NODE + "retry", placement.RetryRequest, Empty, "a scheduler")
 VERDICT = Event(_NODE + "verdict", placement.Verdict)
 ANNOUNCE = Rpc(_NODE + "announce", placement.Verdict, Empty, "the edge")  # again, to a new inbox
+WITHDRAW = Rpc(_NODE + "withdraw", placement.Verdict, Empty, "the edge")  # the request is cancelled
 INQUIRE = Rpc(_NODE + "inquire", placement.Inquiry, placement.Verdicts, "a scheduler")
 HEARTBEAT = Event(_NODE + "heartbeat", node.Heartbeat)
 HEARTBEAT_ACK = Event(_NODE + "heartbeat_ack", node.HeartbeatAck)

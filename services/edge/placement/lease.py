@@ -16,12 +16,15 @@ class AnnounceLease:
     def __init__(self, session: str, clock: Callable[[], float], lease_s: float) -> None:
         self.session = session
         self.lease_s = lease_s
+        self.breaks = 0  # how often it was had again after it had ended
+        self.last_sent = 0
         self._clock = clock
         self._sent: deque[tuple[int, float]] = deque(maxlen=64)  # a minute of heartbeats
-        self._until = clock()  # not valid until a first heartbeat is acknowledged
+        self._until: float | None = None
 
     def sent(self, seq: int) -> None:
         """A heartbeat is about to leave."""
+        self.last_sent = seq
         self._sent.append((seq, self._clock()))
 
     def acked(self, session: str, seq: int) -> None:
@@ -30,14 +33,14 @@ class AnnounceLease:
             return
         while self._sent and self._sent[0][0] <= seq:
             number, at = self._sent.popleft()
-            if number == seq:
-                self._until = max(self._until, at + self.lease_s)
+            if number == seq and at + self.lease_s > self._clock():
+                self._extend(at + self.lease_s)
 
-    @property
-    def until(self) -> float:
-        """When the right ends unless another heartbeat is acknowledged."""
-        return self._until
+    def _extend(self, until: float) -> None:
+        if self._until is not None and self._until <= self._clock():
+            self.breaks += 1
+        self._until = max(self._until or until, until)
 
     @property
     def valid(self) -> bool:
-        return self._clock() < self._until
+        return self._until is not None and self._clock() < self._until

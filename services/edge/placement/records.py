@@ -1,6 +1,6 @@
-"""What the ledger keeps in the edge's journal: two small entries per request that it holds items of.
+"""What the ledger keeps in the edge's journal: two small entries per request with items here.
 
-    placement.offer.<request>    the first Offer accepted, as it came; written once
+    placement.offer.<request>    the newest Offer of which items were accepted, as it came
     placement.held.<request>     epoch and items; rewritten when a verdict arrives or an item ends
 
 <request> is `<project>/<request id>`. A promise without items is a `held` entry alone.
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from libdsec.wire.error import ErrorReply
 from libdsec.wire.model import Message
 from libdsec.wire.placement import Offer
 
-PREFIX = "placement."
-_OFFER = PREFIX + "offer."
-_HELD = PREFIX + "held."
+PREFIX: Final = "placement."
+_OFFER: Final = PREFIX + "offer."
+_HELD: Final = PREFIX + "held."
 
 
 class Writable(Protocol):
@@ -50,11 +50,11 @@ Record = Put | Drop
 
 
 class Stage(StrEnum):
-    """How far an accepted item has come; only `announced` may outlive a broken lease."""
+    """How far an accepted item has come."""
 
-    ACCEPTED = "accepted"  # promised to a scheduler, not yet named by the claim as far as we know
+    ACCEPTED = "accepted"  # promised to a scheduler; whether the claim names it is not known
     CONFIRMED = "confirmed"  # the claim names it: it may be announced, and may have been
-    RELEASED = "released"  # its sandbox died before it was announced
+    RELEASED = "released"  # its sandbox ended before it was announced
 
 
 class HeldItem(Message):
@@ -62,12 +62,20 @@ class HeldItem(Message):
     sandbox_id: str
     stage: Stage
     error: ErrorReply | None = None  # why it was released
+    retryable: bool = False
+
+
+class InboxAddress(Message):
+    request_id: str
+    reply_to: str
+    nonce: str
 
 
 class HeldRequest(Message):
     epoch: int  # the highest seen or promised; lower offers are refused
-    accepted_ms: int  # wall clock of this node, to know across a restart when to forget
+    accepted_ms: int  # this node's wall clock, to know after a restart when to forget
     items: tuple[HeldItem, ...] = ()
+    inboxes: tuple[InboxAddress, ...] = ()  # of callers that came back with the same key
 
 
 RequestKey = tuple[str, str]  # project, request id
@@ -81,7 +89,7 @@ def put_held(key: RequestKey, held: HeldRequest) -> Put:
     return Put(f"{_HELD}{key[0]}/{key[1]}", held.encode())
 
 
-def drop_request(key: RequestKey) -> tuple[Drop, Drop]:
+def drop_request(key: RequestKey) -> tuple[Record, ...]:
     name = f"{key[0]}/{key[1]}"
     return Drop(_OFFER + name), Drop(_HELD + name)
 
