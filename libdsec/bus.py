@@ -121,6 +121,14 @@ class Bus:
         """Return when the connection is gone for good."""
         await self._link.wait_closed()
 
+    async def usable(self, *, timeout_s: float) -> None:
+        """Wait for the connection, if it is away.
+
+        Raises:
+            Unavailable: it did not come back in time, or is closed.
+        """
+        await self._link.usable(Budget(timeout_s))
+
     async def flush(self, *, timeout_s: float = 5.0) -> None:
         """Return when the server has processed what was sent so far."""
         await self._link.round_trip(timeout_s)
