@@ -142,9 +142,9 @@ def newest_key(space: str, name: str) -> str:
     return f"{space}.{_encode(name)}.{_NEWEST}"
 
 
-def layer_prefix(space: str, name: str | None = None) -> str:
-    """What the keys of a space, or of one name in it, begin with; ends in a dot."""
-    return f"{space}." if name is None else f"{space}.{_encode(name)}."
+def key_pattern(space: str, name: str | None = None) -> str:
+    """The keys of a space, or of one name in it, with the bucket's wildcards."""
+    return f"{space}.>" if name is None else f"{space}.{_encode(name)}.*"
 
 
 def is_newest_key(key: str) -> bool:

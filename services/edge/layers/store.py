@@ -2,12 +2,13 @@
 
     <root>/blobs/<xx>/<digest>   an immutable image; xx = the first two characters of the digest
     <root>/staging/<random>/     what is being built; nothing of it is a layer yet
-    <root>/doomed/<digest>       no name refers to this image any more since the file's mtime
+    <root>/doomed/<digest>       no name is known to refer to this image since the file's mtime
     <root>/lock                  held while images or doom marks change
 
 An image appears under its digest by rename, after its bytes are on disk: a reader sees all of it or
-nothing, and a publisher killed at any step leaves only staging behind. Nothing here knows names.
-Whatever takes its place (an object store) answers the same seven calls.
+nothing. It is born doomed and kept once a name refers to it, so a publisher killed at any step
+leaves nothing that is not collected later. Nothing here knows names. Whatever takes this place (an
+object store) answers the calls of `LayerStore`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from ...chassis.clock import Clock
 
 _DIGEST_BYTES = 32
 _DIGEST_CHARS = frozenset("0123456789abcdef")
@@ -51,7 +53,10 @@ class LayerStore(Protocol):
         """A private directory from which `put` can rename; gone afterwards."""
 
     def put(self, image: Path) -> StoredImage:
-        """Keep the staged image for good. Idempotent: the same bytes are stored once."""
+        """Take the staged image, doomed until `keep`. The same bytes are stored once."""
+
+    def keep(self, digest: str) -> None:
+        """A name refers to it. Raises FileNotFoundError."""
 
     def path(self, digest: str) -> Path:
         """A local file with the image's bytes. Raises FileNotFoundError."""
@@ -60,21 +65,21 @@ class LayerStore(Protocol):
         """Read all of it. Raises DamagedImageError, FileNotFoundError."""
 
     def doom(self, digest: str) -> None:
-        """No name refers to it any more: `collect` may delete it after a grace time."""
+        """No name refers to it any more: it may be deleted after a grace time."""
 
     def doomed(self, older_than_s: float) -> list[str]:
         """What has been doomed for that long."""
 
-    def delete(self, digest: str) -> bool:
-        """Delete a doomed image; False if it has been put again and is not doomed any more."""
+    def delete(self, digest: str, older_than_s: float) -> bool:
+        """Delete it unless it has been kept or put again meanwhile; says whether it did."""
 
 
 class DirectoryStore:
     """A LayerStore in a directory. Several nodes may share it if its mount has flock."""
 
-    def __init__(self, root: Path, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
-        self._now = now
+        self._clock = clock
         for name in ("blobs", "staging", "doomed"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep_staging()
@@ -93,14 +98,18 @@ class DirectoryStore:
             size = os.fstat(file.fileno()).st_size
             os.fchmod(file.fileno(), 0o444)
             os.fsync(file.fileno())
-        target = self._blob(digest)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
         with self._locked():
-            (self._root / "doomed" / digest).unlink(missing_ok=True)
-            image.replace(target)
-            _fsync_directory(target.parent)
-            _fsync_directory(target.parent.parent)
+            if not self._holds(digest):
+                self._mark(digest).touch()
+                self._place(image, self._blob(digest))
+            elif self._mark(digest).exists():
+                self._mark(digest).touch()  # its grace time begins anew
         return StoredImage(digest, size)
+
+    def keep(self, digest: str) -> None:
+        with self._locked():
+            self.path(digest)
+            self._mark(digest).unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
         blob = self._blob(digest)
@@ -120,27 +129,43 @@ class DirectoryStore:
     def doom(self, digest: str) -> None:
         with self._locked():
             if self._blob(digest).exists():
-                (self._root / "doomed" / digest).touch()
+                self._mark(digest).touch()
 
     def doomed(self, older_than_s: float) -> list[str]:
-        limit = self._now() - older_than_s
+        limit = self._clock.wall_s() - older_than_s
         marks = (self._root / "doomed").iterdir()
         return sorted(mark.name for mark in marks if mark.stat().st_mtime <= limit)
 
-    def delete(self, digest: str) -> bool:
-        mark = self._root / "doomed" / digest
+    def delete(self, digest: str, older_than_s: float) -> bool:
         with self._locked():
-            if not mark.exists():
+            if digest not in self.doomed(older_than_s):
                 return False
             self._blob(digest).unlink(missing_ok=True)
-            mark.unlink()
+            self._mark(digest).unlink()
         return True
+
+    def _holds(self, digest: str) -> bool:
+        """Whether the image is there and sound: publishing it again replaces a damaged one."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return digest_of(file.fileno()) == digest
+        except FileNotFoundError:
+            return False
+
+    def _place(self, image: Path, target: Path) -> None:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        image.replace(target)
+        for directory in (target.parent, target.parent.parent, self._root / "doomed"):
+            _fsync_directory(directory)
 
     def _blob(self, digest: str) -> Path:
         # The digest becomes a path: whatever is not one must not get that far.
         if len(digest) != 2 * _DIGEST_BYTES or not _DIGEST_CHARS.issuperset(digest):
             raise FileNotFoundError(f"{digest[:80]!r} is not a digest")
         return self._root / "blobs" / digest[:2] / digest
+
+    def _mark(self, digest: str) -> Path:
+        return self._root / "doomed" / digest
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -149,7 +174,7 @@ class DirectoryStore:
             yield
 
     def _sweep_staging(self) -> None:
-        limit = self._now() - _STAGING_LIFE_S
+        limit = self._clock.wall_s() - _STAGING_LIFE_S
         for left in (self._root / "staging").iterdir():
             with contextlib.suppress(FileNotFoundError):  # another node's build just ended
                 if left.stat().st_mtime < limit:
