@@ -22,8 +22,8 @@ DENY: Final = b"\x00"
 
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 _NO_ADDRESS: Final = bytes(16)
-_KEY_BITS: Final = 96  # slot, generation, protocol, padding, port: compared exactly
-_RULE_KEY: Final = struct.Struct("=IIIBx2s16s")
+_KEY_BITS: Final = 96  # slot, generation, protocol, family, port: compared exactly
+_RULE_KEY: Final = struct.Struct("=IIIBB2s16s")
 _RULE_OWNER: Final = struct.Struct("=4xII")
 _SLOT: Final = struct.Struct("=Q16s")
 _SANDBOX: Final = struct.Struct("=QII16s")
@@ -82,6 +82,7 @@ def pack_rule(slot: int, generation: int, rule: Rule) -> bytes:
         slot,
         generation,
         rule.protocol,
+        rule.network.version,
         rule.port.to_bytes(2, "big"),
         pack_address(rule.network.network_address),
     )

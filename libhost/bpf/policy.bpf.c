@@ -45,6 +45,7 @@ static __noinline enum reason judge(__u32 slot, __u64 active, __u32 protocol_por
 		return UNLISTED;
 	key.generation = (__u32)active;
 	key.protocol = protocol_port >> 16;
+	key.family = is_mapped(peer) ? 4 : 6;
 	key.port = (__be16)protocol_port;
 	key.addr = *peer;
 	return look_up(&key);

@@ -22,7 +22,7 @@
 #define SANDBOX_ID_SIZE 64
 #define UNKNOWN_SLOT 0 /* what belongs to no sandbox is counted here */
 
-/* Two bits of a rule key are never compared by prefix: everything before the address is exact. */
+/* Slot to port: never compared by prefix, always wholly. */
 #define KEY_BITS 96
 #define FULL_KEY_BITS (KEY_BITS + 128)
 
@@ -56,7 +56,7 @@ struct rule_key {
 	__u32 slot;
 	__u32 generation;
 	__u8 protocol;
-	__u8 zero;
+	__u8 family; /* 4 or 6: so that a prefix of IPv6, ::/0 say, never covers IPv4 */
 	__be16 port; /* 0: any */
 	struct addr addr;
 };

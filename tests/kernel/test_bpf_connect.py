@@ -99,7 +99,9 @@ def test_ipv6_without_a_rule_is_denied(world: World, table: PolicyTable) -> None
     allow(table, sandbox, 1, "tcp:0.0.0.0/0:*", "udp:0.0.0.0/0:*")
     assert sandbox.process.connect(address=sandnet.OUTSIDE6, port=80) == "EPERM"
     assert sandbox.process.udp(address=sandnet.OUTSIDE6, port=53, text="q") == "EPERM"
-    allow(table, sandbox, 2, "tcp:fd88::/64:80")
+    allow(table, sandbox, 2, "tcp:::/0:80")
+    assert sandbox.process.connect(address=OUTSIDE, port=80) == "EPERM", "::/0 is IPv6 only"
+    assert sandbox.process.connect(address=f"::ffff:{OUTSIDE}", port=80) == "EPERM"
     assert sandbox.process.connect(address=sandnet.OUTSIDE6, port=80) == "ENETUNREACH"
 
 

@@ -54,6 +54,7 @@ def test_rule_key_reads_back_in_c(types: Any) -> None:
     assert field(types, "rule_key", "slot", key, "I") == 11
     assert field(types, "rule_key", "generation", key, "I") == 22
     assert field(types, "rule_key", "protocol", key, "B") == 6
+    assert field(types, "rule_key", "family", key, "B") == 4
     assert field(types, "rule_key", "port", key, "2s") == (443).to_bytes(2, "big")
     assert field(types, "rule_key", "addr", key, "16s") == layout.pack_address(
         IPv4Address("10.0.0.0")
