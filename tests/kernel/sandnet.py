@@ -137,6 +137,11 @@ class World:
     stack: ExitStack
     count: int = field(default=0)
 
+    @property
+    def thread_id(self) -> int:
+        """Of the thread that is in the router namespace."""
+        return threading.get_native_id()
+
     def open_table(self, **options: Any) -> PolicyTable:
         table = PolicyTable.open(self.paths, self.cgroup, **options)
         self.stack.callback(table.close)
