@@ -1,0 +1,1 @@
+"""The policy service: turns what a sandbox may reach into what the node's kernel enforces."""
