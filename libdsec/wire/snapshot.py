@@ -1,4 +1,8 @@
-"""Between an edge and the snapshotter of its node."""
+"""Between an edge and the snapshotter of its node.
+
+A request may be repeated, and answered by any of several workers: both verbs say what is to be, not
+what to change. Without a snapshotter the edge freezes and thaws by itself; only the memory stays.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,21 @@ class FreezeRequest(Message):
     sandbox_id: str
     lane: str  # be | ls
     reclaim: bool = True
-    deadline_s: float = 10.0
+    deadline_s: float = 10.0  # for freezing and reclaiming together
 
 
 class Frozen(Message):
+    """The sandbox stands still. All bytes are differences of its cgroup's own counters."""
+
     frozen_ms: float
     reclaim_ms: float = 0.0
-    reclaimed_bytes: int = 0
-    resident_bytes: int = 0
-    how: str = ""  # memory.reclaim | pageout | none: <why>
+    reclaimed_bytes: int = 0  # what it no longer holds in memory: anonymous and file pages
+    anon_bytes: int = 0  # of these, anonymous
+    file_bytes: int = 0  # of these, file pages
+    swapped_bytes: int = 0  # what went to swap for it; on zram it takes memory there, compressed
+    resident_bytes: int = 0  # what it still holds
+    partial: bool = False  # the deadline, or the kernel, ended it before all was gone
+    how: str = ""  # memory_reclaim | pageout | file_only | none: <why>
 
 
 class ThawRequest(Message):
@@ -28,6 +38,7 @@ class ThawRequest(Message):
 
 class Thawed(Message):
     prefetch_ms: float = 0.0
+    prefetched_bytes: int = 0
     thaw_ms: float = 0.0
 
 

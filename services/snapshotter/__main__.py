@@ -1,0 +1,57 @@
+"""Composition of a snapshotter worker."""
+
+from __future__ import annotations
+
+import contextlib
+
+from libdsec.errors import Unavailable
+from libdsec.wire import subjects
+from libdsec.wire.snapshot import SnapshotterHealth
+from libhost.aio import HostThreads
+from libhost.cgroup import NodeCgroups
+from libhost.errors import UnsupportedError
+from libhost.paths import NodePaths
+from libhost.probe import HostCapabilities, probe_host
+
+from ..chassis.service import Service, run
+from .handlers import Pauses
+from .metrics import PauseMetrics
+from .pause import Pauser
+from .settings import SnapshotterSettings
+
+_PROBE_TIMEOUT_S = 60.0
+
+
+async def setup(service: Service[SnapshotterSettings]) -> None:
+    settings = service.settings
+    probing = HostThreads(1)
+    host = await probing.run(_PROBE_TIMEOUT_S, probe_host, settings.state_dir)
+    probing.close()
+    if host.cgroups is None:
+        raise UnsupportedError("pause", host.cgroups_reason)
+    paths = NodePaths(settings.node, settings.state_dir, settings.run_dir)
+    pauser = Pauser(NodeCgroups(host.cgroups, paths), host)
+    metrics = PauseMetrics(service.metrics.registry)
+    pauses = Pauses(settings.node, pauser, settings.parallel_pauses, metrics)
+    service.stack.callback(pauses.close)
+    group = {"queue": f"snapshotter.{settings.node}", "node": settings.node}
+    await service.serve(
+        subjects.SNAPSHOT_FREEZE, pauses.freeze, concurrency=settings.parallel_pauses, **group
+    )
+    await service.serve(
+        subjects.SNAPSHOT_THAW, pauses.thaw, concurrency=settings.parallel_pauses, **group
+    )
+    service.spawn(report_health(service, host), name="health")
+
+
+async def report_health(service: Service[SnapshotterSettings], host: HostCapabilities) -> None:
+    """The reason is also given when ready: what a pause will not bring on this host."""
+    health = SnapshotterHealth(ready=True, reason="" if host.swap.ok else host.swap.reason)
+    while True:
+        with contextlib.suppress(Unavailable):  # the bus comes back, and so does the next report
+            await service.bus.publish(subjects.SNAPSHOT_HEALTH, health, node=service.settings.node)
+        await service.clock.sleep(service.settings.health_interval_s)
+
+
+if __name__ == "__main__":
+    run("snapshotter", SnapshotterSettings, setup)
