@@ -7,23 +7,22 @@ go to the stream's leader: a claim just written is seen by whoever asks next.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from libdsec.bus import Bus, PubAck, refusal, ttl_header
+from libdsec.bus import Bus, PubAck, ttl_header
 from libdsec.errors import AlreadyExists, Conflict, DataLoss, InvalidArgument
 from libdsec.wire.envelope import Bucket
 from libdsec.wire.model import Message
 
+from .stored import StoredMessage, last_message
+
 M = TypeVar("M", bound=Message)
 
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
-_NOT_FOUND = 10037
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _OPERATION = "KV-Operation"
 _TTL = "Nats-TTL"
@@ -59,7 +58,7 @@ class KeyValue(Generic[M]):
         stored = await self._last(key)
         if stored is None or is_gone(stored.headers):
             return None
-        return Entry(key, self.decode(key, stored.data), stored.revision)
+        return Entry(key, self.decode(key, stored.data), stored.seq)
 
     async def put(self, key: str, value: M, *, ttl_s: float | None = None) -> int:
         """Write whatever was there; returns the revision."""
@@ -79,7 +78,7 @@ class KeyValue(Generic[M]):
                 raise AlreadyExists(f"{key} exists in {self.bucket.name}") from err
         # What blocks the way is the marker of a deletion or an expiry.
         try:
-            return await self.update(key, value, marker.revision, ttl_s=ttl_s)
+            return await self.update(key, value, marker.seq, ttl_s=ttl_s)
         except Conflict as err:
             raise AlreadyExists(f"{key} exists in {self.bucket.name}") from err
 
@@ -126,23 +125,10 @@ class KeyValue(Generic[M]):
         )
         return PubAck.read(answer, subject).seq
 
-    async def _last(self, key: str) -> _Stored | None:
+    async def _last(self, key: str) -> StoredMessage | None:
         subject = self.subject(key)
-        request = json.dumps({"last_by_subj": subject}).encode()
-        answer = json.loads(
-            await self._bus.ask_server(
-                f"$JS.API.STREAM.MSG.GET.KV_{self.bucket.name}",
-                request,
-                label=self._label,
-                budget_s=self._budget_s,
-            )
-        )
-        error = answer.get("error")
-        if error is None:
-            return _Stored.read(answer["message"])
-        if error.get("err_code") == _NOT_FOUND:
-            return None
-        raise refusal(error, subject)
+        stream = f"KV_{self.bucket.name}"
+        return await last_message(self._bus, stream, subject, budget_s=self._budget_s)
 
     def decode(self, key: str, data: bytes) -> M:
         """Raises DataLoss for what is not of the bucket's type."""
@@ -153,22 +139,6 @@ class KeyValue(Generic[M]):
                 f"{key} in {self.bucket.name} is not a {self.bucket.message.__name__}",
                 hint="was it written by another version?",
             ) from err
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """The last message of a key's subject, as the server's API gives it."""
-
-    data: bytes
-    headers: dict[str, str]
-    revision: int
-
-    @classmethod
-    def read(cls, message: dict[str, Any]) -> _Stored:
-        lines = base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace").splitlines()
-        pairs = (line.partition(":") for line in lines[1:] if line)
-        headers = {name.strip(): value.strip() for name, _, value in pairs}
-        return cls(base64.b64decode(message.get("data", "")), headers, message["seq"])
 
 
 def is_gone(headers: dict[str, str] | None) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from types import TracebackType
 from typing import Self
 
 from nats.aio.msg import Msg
@@ -45,12 +44,9 @@ class Puller:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        err: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
+        while not self._arrived.empty():
+            await self._give_back([self._arrived.get_nowait()])
         if self._subscription is not None:
             with contextlib.suppress(NatsError):  # closed: it went with the connection
                 await self._subscription.unsubscribe()
@@ -94,7 +90,16 @@ class Puller:
         except TimeoutError as err:
             if not messages:
                 raise Unavailable(f"JetStream does not answer for {self._what}") from err
+        except asyncio.CancelledError:
+            await self._give_back(messages)
+            raise
         return messages
+
+    async def _give_back(self, messages: list[Msg]) -> None:
+        """Let another replica have now what we will not look at, instead of after ack_wait."""
+        for msg in messages:
+            if msg.reply and self._bus.ready:
+                await self._bus.nats.publish(msg.reply, b"-NAK")
 
     def _ends(self, status: str, msg: Msg) -> bool:
         """Whether this status message ends the pull; errors are raised."""
