@@ -31,15 +31,7 @@ from ._bus.mailbox import Mailbox, Reply
 from ._bus.outgoing import Outgoing, asking, exchange, fire, inbox_subject
 from ._bus.serving import Endpoint, Serving, complaint
 from .errors import DSecError
-from .wire.envelope import (
-    H_ERROR,
-    H_FROM,
-    H_KIND,
-    H_NONCE,
-    Event,
-    Rpc,
-    StreamingRpc,
-)
+from .wire.envelope import H_ERROR, H_FROM, H_KIND, H_NONCE, Event, Rpc, StreamingRpc
 from .wire.error import ErrorReply
 from .wire.model import Message
 
