@@ -1,0 +1,106 @@
+"""Puts a node's layers together and, where the operator wants it, offers to publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libdsec.wire import subjects
+from libhost.aio import HostThreads
+from libhost.paths import NodePaths
+
+from ...chassis.service import Service
+from .build import BuildLimits
+from .catalogue import Catalogue
+from .mounts import LayerMounts, NodeMounter
+from .publish import Publisher, PublishPolicy
+from .store import DirectoryStore
+from .uploads import UploadLimits, Uploads
+
+_CHUNKS_AT_ONCE = 64
+_COMMITS_AT_ONCE = 16
+_COMMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """`store` may be shared by several nodes; `publish` makes this edge one that builds."""
+
+    store: Path
+    publish: bool = False
+    idle_grace_s: float = 600.0
+    policy: PublishPolicy = field(default_factory=PublishPolicy)
+    uploads: UploadLimits = field(default_factory=UploadLimits)
+    build: BuildLimits = field(default_factory=BuildLimits)
+
+
+async def open_layers(
+    service: Service[Any],
+    options: LayerOptions,
+    paths: NodePaths,
+    threads: HostThreads,
+    held: Mapping[str, Iterable[str]],
+) -> LayerMounts:
+    """The node's layers, with those adopted that `held` (sandbox id -> digests) stacks.
+
+    Call it after the node's mount namespace has been entered. Everything it starts ends with the
+    service.
+    """
+    store = DirectoryStore(options.store, service.clock)
+    mounts = LayerMounts(
+        NodeMounter(paths),
+        store,
+        threads,
+        idle_grace_s=options.idle_grace_s,
+        clock=service.clock,
+    )
+    service.stack.push_async_callback(mounts.close)
+    if lost := await mounts.adopt(held):
+        service.log.warning("layers in use are not mounted any more", digests=lost)
+    service.spawn(mounts.run(), name="layers-sweep")
+    if options.publish:
+        await _offer_to_publish(service, options, paths, store, mounts)
+    return mounts
+
+
+async def _offer_to_publish(
+    service: Service[Any],
+    options: LayerOptions,
+    paths: NodePaths,
+    store: DirectoryStore,
+    mounts: LayerMounts,
+) -> None:
+    # Threads of its own: a build must not take the slots that sandboxes start in.
+    building = HostThreads(options.policy.builds_at_once + 2)
+    service.stack.callback(building.close)
+    spool = paths.state_dir / "uploads"
+    publisher = Publisher(
+        paths.node,
+        Catalogue(service.bus),
+        store,
+        Uploads(spool, building, options.uploads, service.clock),
+        mounts,
+        building,
+        policy=options.policy,
+        limits=options.build,
+        clock=service.clock,
+    )
+    service.stack.push_async_callback(publisher.close)
+    anyone = {"queue": subjects.Q_LAYERS}
+    await service.serve(subjects.LAYER_BEGIN, publisher.begin, **anyone)
+    await service.serve(subjects.LAYER_LIST, publisher.listing, **anyone)
+    await service.serve(subjects.LAYER_INFO, publisher.info, **anyone)
+    await service.serve(subjects.LAYER_REMOVE, publisher.remove, **anyone)
+    await service.serve(
+        subjects.LAYER_CHUNK, publisher.chunk, node=paths.node, concurrency=_CHUNKS_AT_ONCE
+    )
+    await service.serve(
+        subjects.LAYER_COMMIT,
+        publisher.commit,
+        node=paths.node,
+        concurrency=_COMMITS_AT_ONCE,
+        default_budget_s=_COMMIT_S,
+    )
+    service.spawn(publisher.run(), name="layers-publisher")
