@@ -1,11 +1,11 @@
 """What can go wrong on the agent channel, apart from a command's own failure (which is a result).
 
-File operations raise the builtin ``OSError`` of their errno (``FileNotFoundError``, ``IsADirectoryError``, ...).
+File operations raise the builtin ``OSError`` of their errno: ``FileNotFoundError`` and so on.
 """
 
 from __future__ import annotations
 
-from .protocol import ErrorCode
+from .protocol import ErrorCode, Stage
 
 
 class AgentError(Exception):
@@ -13,7 +13,7 @@ class AgentError(Exception):
 
 
 class AgentGoneError(AgentError):
-    """The connection is down: the outcome of what was under way is unknown until a new one attaches."""
+    """The connection is down: the outcome of what was under way is known to the next one."""
 
 
 class AgentProtocolError(AgentError):
@@ -28,3 +28,12 @@ class AgentRefusedError(AgentError):
         self.code = code
         self.errno = errno
         self.message = message
+
+
+class AgentStartError(AgentError):
+    """A file operation could not begin: the user is unknown, or its process could not be set up."""
+
+    def __init__(self, stage: Stage, errno: int) -> None:
+        super().__init__(f"not started at stage {stage.name.lower()} (errno {errno})")
+        self.stage = stage
+        self.errno = errno

@@ -17,7 +17,7 @@ OnOutput = Callable[[OutputStream, int, bytes], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSpec:
-    """One command. ``exec_id`` makes it idempotent within what the agent keeps (PROTOCOL.md, *Kept results*)."""
+    """One command. ``exec_id`` makes it idempotent, within what the agent keeps of the past."""
 
     exec_id: str
     argv: tuple[str | bytes, ...]
@@ -33,7 +33,7 @@ class ExecSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """How a command ended. ``stdout`` and ``stderr`` are what this caller received."""
+    """How a command ended. ``stdout`` and ``stderr`` are empty unless the call collects them."""
 
     exec_id: str
     exit_code: int
@@ -42,7 +42,7 @@ class AgentResult:
     stderr: bytes
     stdout_total: int
     stderr_total: int
-    stdout_dropped: int  # captured, but lost because no edge was connected
+    stdout_dropped: int  # within the capture limit, but lost while nobody read
     stderr_dropped: int
     started_ns: int  # the agent's CLOCK_MONOTONIC
     ended_ns: int
@@ -63,7 +63,7 @@ class AgentResult:
 
     @property
     def truncated(self) -> bool:
-        """Some output is not in ``stdout``/``stderr``: beyond the capture limit, or lost."""
+        """Of a collected result: some output is missing, being beyond the limit or lost."""
         return len(self.stdout) < self.stdout_total or len(self.stderr) < self.stderr_total
 
 
@@ -72,6 +72,12 @@ class OutputChunk:
     stream: OutputStream
     offset: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileData:
+    data: bytes
+    size: int  # of the whole file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +135,9 @@ class FileEntry:
         if S_ISDIR(self.mode):
             return FileKind.DIRECTORY
         return FileKind.SYMLINK if S_ISLNK(self.mode) else FileKind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    entries: tuple[FileEntry, ...]
+    total: int  # entries in the directory, also those beyond the limit

@@ -1,4 +1,4 @@
-"""The numbers of ``aether/PROTOCOL.md``: the Python twin of ``aether/protocol.h``, compared with it by a test."""
+"""The numbers of ``aether/PROTOCOL.md``; ``aether/protocol.h`` is the twin a test compares."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ class ExecFlag(IntFlag):
     STDIN_PIPE = 1
     NO_NEW_PRIVS = 2
     TTY = 4
+    WATCH = 8
+
+
+class AttachFlag(IntFlag):
+    WATCH = 1
 
 
 class StartedFlag(IntFlag):
