@@ -119,6 +119,10 @@ class SandboxCgroup:
         self._below = f"{name}/{sched_class}/{sandbox_id}"
 
     @property
+    def hybrid(self) -> bool:
+        return self._layout.hybrid
+
+    @property
     def join_files(self) -> tuple[Path, ...]:
         """The ``cgroup.procs`` files a process writes ``0`` to, limits first, box last."""
         v1 = [root / self._below / "cgroup.procs" for root in self._layout.hierarchies[:-1]]

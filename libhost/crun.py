@@ -9,29 +9,42 @@ in the sandbox's tree. It inherits::
 
 ``dsec-launch`` runs between us and crun: it takes a mount namespace of its own, puts the root
 there, joins the cgroups and the network namespace, then becomes crun. Nothing of that is visible
-outside, so a caller killed at any moment leaves no mount behind.
+outside, so a caller killed at any moment leaves no mount behind. crun itself runs from a sealed
+memfd too, which spares it the copy it otherwise makes of itself at every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import resource
+import shutil
+import socket
+from dataclasses import dataclass
 from pathlib import Path
 
+from libhost import command
 from libhost.cgroup import SandboxCgroup
+from libhost.errors import HostError
 from libhost.net import Link
+from libhost.oci import AGENT_FD, ContainerSpec, build_config
 from libhost.paths import NodePaths, SandboxPaths
 
+__all__ = [
+    "ContainerSpec",
+    "Runtime",
+    "StartedContainer",
+    "bind_agent_socket",
+    "build_config",
+    "load_program",
+]
 
-@dataclass(frozen=True)
-class ContainerSpec:
-    """What the config of a container is made of; ``agent_argv`` follows the agent's own flags."""
-
-    hostname: str
-    shm_mib: int = 64
-    max_open_files: int = 65536
-    env: Mapping[str, str] = field(default_factory=dict)
-    agent_argv: Sequence[str] = ()
+_LISTEN_FD, _CGROUP_FD, _ROOT_FD, _NETNS_FD, _CRUN_FD = 3, 4, 6, 7, 8
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_SECCOMP_FILTERING = "Seccomp:\t2"
 
 
 @dataclass(frozen=True)
@@ -42,21 +55,36 @@ class StartedContainer:
     pidfd: int
 
 
-def build_config(spec: ContainerSpec, *, own_netns: bool) -> dict[str, object]:
-    """The OCI configuration; pure. ``own_netns``: the runtime makes one with only ``lo``."""
-    raise NotImplementedError
-
-
-def load_agent(path: Path) -> int:
-    """The agent's binary as a sealed memfd; one serves every container of the process."""
-    raise NotImplementedError
+def load_program(path: Path) -> int:
+    """A program as a sealed memfd: it can be executed by descriptor and changed by nobody."""
+    fd = os.memfd_create(path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with path.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            while size > 0:
+                size -= os.sendfile(fd, source.fileno(), None, size)
+        os.fchmod(fd, 0o555)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 class Runtime:
     """crun with this node's directories."""
 
-    def __init__(self, paths: NodePaths, *, crun: Path, launcher: Path, agent_fd: int) -> None:
-        raise NotImplementedError
+    def __init__(self, paths: NodePaths, *, crun: Path, launcher: Path, agent: Path) -> None:
+        self._root = paths.crun_root
+        self._launcher = str(launcher)
+        self._crun_fd = load_program(crun)
+        self._agent_fd = load_program(agent)
+        # Raising a hard limit would need CAP_SYS_RESOURCE, which an edge need not have.
+        self._max_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def close(self) -> None:
+        os.close(self._crun_fd)
+        os.close(self._agent_fd)
 
     def start(
         self,
@@ -69,18 +97,93 @@ class Runtime:
         link: Link | None,
         timeout_s: float,
     ) -> StartedContainer:
-        """Returns when PID 1 has been executed. CommandFailedError carries crun's last words."""
-        raise NotImplementedError
+        """Returns when PID 1 has been executed. CommandFailedError carries crun's last words.
+
+        The run directory exists (see :func:`bind_agent_socket`). After a failure whatever was
+        started is in the cgroup, and is the caller's to kill.
+        """
+        files = min(spec.max_open_files, self._max_open_files)
+        config = build_config(
+            dataclasses.replace(spec, max_open_files=files), own_netns=link is None
+        )
+        sandbox.config.write_text(json.dumps(config))
+        sandbox.rootfs.mkdir(exist_ok=True)
+        box_fd = cgroup.open_box()
+        try:
+            fds = {
+                _LISTEN_FD: listen_fd,
+                _CGROUP_FD: box_fd,
+                AGENT_FD: self._agent_fd,
+                _ROOT_FD: root_fd,
+                _CRUN_FD: self._crun_fd,
+            }
+            if link is not None:
+                fds[_NETNS_FD] = link.namespace_fd
+            argv = self._argv(sandbox, cgroup, has_netns=link is not None)
+            command.run(argv, timeout_s=timeout_s, fds=fds, log=sandbox.run_dir / "start.log")
+        finally:
+            os.close(box_fd)
+        started = self.find(sandbox)
+        if started is None:
+            raise HostError(f"the first process of {sandbox.sandbox_id} ended at once")
+        if _SECCOMP_FILTERING not in Path(f"/proc/{started.pid}/status").read_text():
+            os.close(started.pidfd)
+            raise HostError(f"crun started {sandbox.sandbox_id} without its system call filter")
+        return started
+
+    def _argv(self, sandbox: SandboxPaths, cgroup: SandboxCgroup, *, has_netns: bool) -> list[str]:
+        launch = [
+            self._launcher,
+            str(_ROOT_FD),
+            str(sandbox.rootfs),
+            str(_NETNS_FD if has_netns else -1),
+            str(_CRUN_FD),
+            "1" if cgroup.hybrid else "0",
+            *map(str, cgroup.join_files),
+            "--",
+        ]
+        options = [f"--root={self._root}", "--cgroup-manager=disabled"]
+        # PID 1 keeps whatever standard output crun has, so errors go to a file by another way.
+        options.append(f"--log={sandbox.run_dir / 'start.log'}")
+        run = ["run", "--detach", f"--preserve-fds={AGENT_FD - 2}", f"--bundle={sandbox.run_dir}"]
+        return [
+            *launch,
+            "crun",
+            *options,
+            *run,
+            f"--pid-file={sandbox.pid_file}",
+            sandbox.sandbox_id,
+        ]
 
     def find(self, sandbox: SandboxPaths) -> StartedContainer | None:
         """PID 1 of a container a predecessor started, None if it is not running."""
-        raise NotImplementedError
+        try:
+            pid = int(sandbox.pid_file.read_text())
+            pidfd = os.pidfd_open(pid)
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return None
+        # The pidfd holds the number from here on; its cgroup says whether it is still ours.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if f"/{sandbox.sandbox_id}/" in Path(f"/proc/{pid}/cgroup").read_text():
+                return StartedContainer(pid, pidfd)
+        os.close(pidfd)
+        return None
 
     def delete(self, sandbox: SandboxPaths) -> None:
-        """Forget a container whose processes are gone; idempotent."""
-        raise NotImplementedError
+        """Forget a container whose processes are gone; idempotent.
+
+        With its cgroup manager disabled and no hooks, ``crun delete`` would do just this, in a
+        process of its own.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(sandbox.crun_dir)
 
 
 def bind_agent_socket(sandbox: SandboxPaths, *, backlog: int = 128) -> int:
     """Create the run directory and the listening socket in it; returns its descriptor."""
-    raise NotImplementedError
+    sandbox.run_dir.mkdir(mode=0o700)
+    sandbox.id_file.write_text(sandbox.sandbox_id)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(sandbox.agent_socket))
+        listener.listen(backlog)
+        return listener.detach()

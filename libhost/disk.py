@@ -1,22 +1,31 @@
 """The writable layer of a sandbox, with a hard limit on bytes and on files.
 
-Two ways, told apart by :class:`DiskMode`: a directory under a project quota where
-the node's file system has one, else a sparse ext4 image of the exact size on a loop device of its
-own, taken from a pool of prepared ones. Either way ``statfs`` inside the sandbox tells the truth.
+Two ways, told apart by :class:`DiskMode`: a directory under a project quota where the node's file
+system has one, else a sparse ext4 image of the exact size on a loop device of its own, taken from
+a pool of prepared ones. Either way ``statfs`` inside the sandbox tells the truth.
 
-A loop mount lives by descriptor only: it is in no mount table, and when its last user (the edge's
-descriptor or the sandbox's overlay) is gone the kernel unmounts it and frees the loop device. What
-a crash leaves is therefore files, and files are found by name.
+What a crash leaves is files, and files are found by name: a loop mount lives by descriptor only,
+and when its last user (the edge's descriptor or the sandbox's overlay) is gone the kernel unmounts
+it and frees the device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
+from libhost import syscall
 from libhost.paths import NodePaths, SandboxPaths
+
+# One inode for this many bytes when the caller sets no limit: mkfs.ext4's own density.
+BYTES_PER_FILE = 16384
+MIN_FILES = 1024
 
 
 class DiskMode(StrEnum):
@@ -33,6 +42,10 @@ class DiskLimits:
     size_mib: int
     max_files: int | None = None
 
+    @property
+    def files(self) -> int:
+        return self.max_files or max(MIN_FILES, (self.size_mib << 20) // BYTES_PER_FILE)
+
 
 @dataclass(frozen=True)
 class DiskUsage:
@@ -43,27 +56,41 @@ class DiskUsage:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A directory by descriptor, and by path where it has one in our mount table."""
+
+    fd: int
+    path: Path | None
+
+
+@dataclass(frozen=True)
 class WritableLayer:
     """Upper and work directory of one sandbox. create -> overlay -> close; open again to pack it.
 
     The edge holds at most one per sandbox: the kernel would allow a second overlay on it.
+    ``attached`` is the path the disk was mounted on for a kernel that takes only paths.
     """
 
-    upper_fd: int
-    work_fd: int
+    upper: Place
+    work: Place
+    attached: Path | None = None
 
     def close(self) -> None:
         """Give up the descriptors; a running sandbox keeps the disk."""
-        raise NotImplementedError
+        os.close(self.upper.fd)
+        os.close(self.work.fd)
+        if self.attached is not None:
+            # The overlay holds a clone of its own.
+            syscall.umount2(str(self.attached), syscall.MNT_DETACH)
 
 
 class Disk(Protocol):
-    """Where writable layers come from."""
+    """Where writable layers come from. Any thread may call any method."""
 
     mode: DiskMode
 
     def create(self, sandbox: SandboxPaths, limits: DiskLimits) -> WritableLayer:
-        """Raises FileExistsError if the sandbox has one, OSError ENOSPC if the host is full."""
+        """Makes the state directory. FileExistsError if the sandbox has a disk already."""
 
     def open(self, sandbox: SandboxPaths) -> WritableLayer:
         """The existing one of a sandbox (live or not), as for packing what it wrote."""
@@ -71,7 +98,7 @@ class Disk(Protocol):
     def usage(self, sandbox: SandboxPaths) -> DiskUsage: ...
 
     def discard(self, sandbox: SandboxPaths) -> None:
-        """Move the sandbox's state to the trash; idempotent; O(1)."""
+        """Move the sandbox's state to the trash; idempotent; its cost is one rename."""
 
     def refill(self, sizes: Sequence[DiskLimits]) -> int:
         """Prepare what :meth:`create` will want next; returns how many it prepared."""
@@ -80,11 +107,59 @@ class Disk(Protocol):
         """Give the prepared ones back."""
 
 
-def open_disk(paths: NodePaths, mode: DiskMode, *, pool_size: int = 8) -> Disk:
-    """The disk of this node in the mode its probe found."""
-    raise NotImplementedError
+def open_places(directory_fd: int, path: Path | None, *, attached: Path | None) -> WritableLayer:
+    """The ``upper`` and ``work`` below a directory, made if need be."""
+    places: list[Place] = []
+    try:
+        for name in ("upper", "work"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=directory_fd)
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=directory_fd)
+            places.append(Place(fd, path / name if path is not None else None))
+    except BaseException:
+        for place in places:
+            os.close(place.fd)
+        raise
+    return WritableLayer(places[0], places[1], attached)
+
+
+def usage_of(directory_fd: int) -> DiskUsage:
+    stat = os.statvfs(directory_fd)
+    return DiskUsage(
+        used_bytes=(stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        limit_bytes=stat.f_blocks * stat.f_frsize,
+        used_files=stat.f_files - stat.f_ffree,
+        limit_files=stat.f_files,
+    )
+
+
+def move_to_trash(paths: NodePaths, directory: Path) -> None:
+    """Rename into the trash; idempotent."""
+    paths.trash_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        directory.rename(paths.trash_dir / f"{directory.name}.{secrets.token_hex(4)}")
 
 
 def empty_trash(paths: NodePaths, *, budget_files: int) -> int:
-    """Delete at most ``budget_files`` files of the trash; returns how many went. Call it paced."""
-    raise NotImplementedError
+    """Delete at most ``budget_files`` files and directories of the trash; returns how many went.
+
+    The budget is what makes it paced: a sandbox with a million files must not stall the node.
+    """
+    deleted = 0
+    if not paths.trash_dir.is_dir():
+        return 0
+    for directory, names, files in os.walk(paths.trash_dir, topdown=False):
+        here = Path(directory)
+        for name in files:
+            if deleted >= budget_files:
+                return deleted
+            (here / name).unlink(missing_ok=True)
+            deleted += 1
+        for name in names:
+            if deleted >= budget_files:
+                return deleted
+            child = here / name
+            child.unlink() if child.is_symlink() else child.rmdir()
+            deleted += 1
+    return deleted

@@ -61,7 +61,7 @@ class PolicyTable:
         self._counts, self._denials = maps["counts"], maps["denials"]
         self._known: dict[str, Sandbox] = {}
         self._in_force: dict[int, InForce] = {}
-        self._keys: dict[int, dict[int, set[bytes]]] = defaultdict(dict)
+        self._loaded: dict[int, dict[int, dict[bytes, bytes]]] = defaultdict(dict)
         self._last_slot = UNKNOWN_SLOT
 
     @classmethod
@@ -114,12 +114,14 @@ class PolicyTable:
             known = self._known.get(sandbox_id)
             return self._in_force.get(known.slot, InForce()) if known else None
 
-    def rules(self, sandbox_id: str) -> frozenset[bytes]:
-        """The keys of the rules in force, for comparison."""
+    def holds(self, sandbox_id: str, active: InForce, rules: Collection[Rule]) -> bool:
+        """Whether exactly this is in force for the sandbox."""
         with self._lock:
-            slot = self._known[sandbox_id].slot
-            active = self._in_force.get(slot, InForce()).generation
-            return frozenset(self._keys[slot].get(active, ()))
+            known = self._known.get(sandbox_id)
+            if known is None or self._in_force.get(known.slot) != active:
+                return False
+            wanted = _pack(known.slot, active.generation, rules)
+            return self._loaded[known.slot].get(active.generation, {}) == wanted
 
     def register(
         self,
@@ -163,17 +165,18 @@ class PolicyTable:
             slot = self._known[sandbox_id].slot
             if generation == self._in_force[slot].generation:
                 raise ValueError(f"generation {generation} of {sandbox_id} is in force")
-            deny = {layout.pack_rule(slot, generation, r) for r in rules if not r.allow}
-            allow = {layout.pack_rule(slot, generation, r) for r in rules if r.allow} - deny
-            present = self._keys[slot].setdefault(generation, set())
-            self._rules.delete_many(present - allow - deny)
-            self._keys[slot][generation] = allow | deny
+            wanted = _pack(slot, generation, rules)
+            present = self._loaded[slot].get(generation, {})
+            self._loaded[slot][generation] = present | wanted
+            self._rules.delete_many(present.keys() - wanted.keys())
             try:
-                self._rules.put_many(sorted(allow), layout.ALLOW)
-                self._rules.put_many(sorted(deny), layout.DENY)
+                for verdict in (layout.ALLOW, layout.DENY):
+                    keys = [key for key, value in wanted.items() if value == verdict]
+                    self._rules.put_many(keys, verdict)
             except OSError:
                 self._drop_generation(slot, generation)
                 raise
+            self._loaded[slot][generation] = wanted
 
     def activate(self, sandbox_id: str, generation: int, mode: Mode) -> None:
         """Put a loaded generation in force with one store, then forget the others."""
@@ -182,7 +185,7 @@ class PolicyTable:
             active = InForce(generation, mode)
             self._slots.put(u32(known.slot), active.pack(known.address))
             self._in_force[known.slot] = active
-            for other in [g for g in self._keys[known.slot] if g != generation]:
+            for other in [g for g in self._loaded[known.slot] if g != generation]:
                 self._drop_generation(known.slot, other)
 
     def remove(self, sandbox_id: str) -> bool:
@@ -194,9 +197,9 @@ class PolicyTable:
             self._unlink(known)
             self._slots.delete(u32(known.slot))
             self._in_force.pop(known.slot, None)
-            for generation in list(self._keys[known.slot]):
+            for generation in list(self._loaded[known.slot]):
                 self._drop_generation(known.slot, generation)
-            del self._keys[known.slot]
+            del self._loaded[known.slot]
             self._drop_denials(known.slot)
             self._counts.delete(u32(known.slot))
             self._sandboxes.delete(layout.pack_sandbox_id(sandbox_id))
@@ -256,11 +259,11 @@ class PolicyTable:
 
     def _adopt_rules(self) -> None:
         leftovers: list[bytes] = []
-        for key, _ in self._rules.items():
+        for key, verdict in self._rules.items():
             slot, generation = layout.rule_owner(key)
             active = self._in_force.get(slot)
             if active and active.generation == generation:
-                self._keys[slot].setdefault(generation, set()).add(key)
+                self._loaded[slot].setdefault(generation, {})[key] = verdict
             else:
                 leftovers.append(key)
         self._rules.delete_many(leftovers)
@@ -294,7 +297,7 @@ class PolicyTable:
             self._links.delete(u32(known.ifindex))
 
     def _drop_generation(self, slot: int, generation: int) -> None:
-        self._rules.delete_many(self._keys[slot].pop(generation, set()))
+        self._rules.delete_many(self._loaded[slot].pop(generation, {}))
 
     def _drop_denials(self, slot: int) -> None:
         if self._read_counters(slot).recorded:
@@ -308,6 +311,15 @@ class PolicyTable:
     def _read_counters(self, slot: int) -> Counters:
         raw = self._counts.get(u32(slot))
         return Counters.unpack(raw) if raw else Counters()
+
+
+def _pack(slot: int, generation: int, rules: Collection[Rule]) -> dict[bytes, bytes]:
+    """Keys and verdicts; of two rules that differ only in their verdict the denying one counts."""
+    ordered = sorted(rules, key=lambda rule: not rule.allow)
+    return {
+        layout.pack_rule(slot, generation, rule): layout.ALLOW if rule.allow else layout.DENY
+        for rule in ordered
+    }
 
 
 def _depth(cgroup: Path) -> int:

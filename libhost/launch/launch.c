@@ -10,7 +10,8 @@
  *    layout, and with its cgroup manager disabled it wants nothing else from there;
  * 3. joins every PROCS_FILE; children inherit, so the sandbox's first page is already charged;
  * 4. joins NETNS_FD unless it is -1;
- * 5. becomes EXEC_FD (the runtime in a sealed memfd) with everything above descriptor 5 closed.
+ * 5. becomes EXEC_FD (the runtime in a sealed memfd) with everything above descriptor 5 closed
+ *    and /dev/null (its standard input) for output.
  *
  * A program and not Python between fork and exec, because the edge is a process of many threads;
  * small and static, because it is paid for with every create. Exits 127 with one line on stderr.
@@ -33,10 +34,21 @@
 #define EMPTY_SOURCE_PATH 0x4 /* MOVE_MOUNT_F_EMPTY_PATH */
 #define FIRST_PRIVATE_FD 6    /* 3, 4 and 5 are the agent's */
 
+static int complaints = STDERR_FILENO;
+
 static void die(const char *what, const char *object)
 {
-    dprintf(STDERR_FILENO, "dsec-launch: %s %s: %s\n", what, object, strerror(errno));
+    dprintf(complaints, "dsec-launch: %s %s: %s\n", what, object, strerror(errno));
     _exit(127);
+}
+
+/* The sandbox's first process keeps what the runtime has for output: only /dev/null will do. */
+static void silence(void)
+{
+    complaints = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, FIRST_PRIVATE_FD);
+    if (complaints < 0 || dup2(STDIN_FILENO, STDOUT_FILENO) < 0 ||
+        dup2(STDIN_FILENO, STDERR_FILENO) < 0)
+        die("silence", "output");
 }
 
 static void place_root(int root_fd, const char *target, int cover_cgroup)
@@ -78,6 +90,7 @@ int main(int argc, char **argv)
         errno = EINVAL;
         die("nothing to execute after", "--");
     }
+    silence();
     if (close_range(FIRST_PRIVATE_FD, ~0U, CLOSE_RANGE_CLOEXEC) != 0)
         die("close_range", "6..");
     execveat(atoi(argv[4]), "", argv + next + 1, environ, AT_EMPTY_PATH);

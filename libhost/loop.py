@@ -1,0 +1,89 @@
+"""Loop devices: attach an image so that the kernel detaches it by itself when it is last used.
+
+A device is only ever found by the image behind it. Numbers are never stored: they are reused.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_CONFIGURE = 0x4C0A
+_LOOP_CLR_FD = 0x4C01
+_LO_FLAGS_AUTOCLEAR = 4
+_LO_FLAGS_DIRECT_IO = 16
+# struct loop_config (linux/loop.h): fd, block_size, loop_info64 of which only lo_flags is set.
+_CONFIG = struct.Struct("=II" + "5Q" + "4I" + "64s64s32s2Q" + "8Q")
+_BLOCK_SIZE = 4096
+_ATTEMPTS = 64
+_SYS_BLOCK = Path("/sys/block")
+
+
+def attach(image: Path) -> tuple[int, Path]:
+    """Put ``image`` behind a free device; returns the device's descriptor and path.
+
+    The device lives while someone has it open or mounted. Direct I/O: the file system on top
+    caches already, a second copy in the image's page cache would be waste.
+    """
+    backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_ATTEMPTS):
+            device = Path(f"/dev/loop{_free_number()}")
+            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(backing))
+                return fd, device
+            except OSError as err:
+                os.close(fd)
+                # Somebody else was faster with this number.
+                if err.errno != errno.EBUSY:
+                    raise OSError(err.errno, f"{err.strerror} ({device})", str(image)) from err
+    finally:
+        os.close(backing)
+    raise OSError(errno.EAGAIN, f"no loop device was free in {_ATTEMPTS} attempts", str(image))
+
+
+def _config(backing: int) -> bytes:
+    flags = _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO
+    info = (0, 0, 0, 0, 0, 0, 0, 0, flags, b"", b"", b"", 0, 0)
+    return _CONFIG.pack(backing, _BLOCK_SIZE, *info, *[0] * 8)
+
+
+def _free_number() -> int:
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+    finally:
+        os.close(control)
+
+
+def attached() -> Iterator[tuple[Path, Path]]:
+    """Every (device, image) of the host; a deleted image's name ends in `` (deleted)``."""
+    for entry in _SYS_BLOCK.glob("loop*"):
+        try:
+            backing = (entry / "loop" / "backing_file").read_text().rstrip("\n")
+        except OSError:  # not attached, or no longer
+            continue
+        yield Path("/dev") / entry.name, Path(backing)
+
+
+def device_of(image: Path) -> Path | None:
+    """The device an image is attached to, if it is."""
+    return next((device for device, backing in attached() if backing == image), None)
+
+
+def detach(device: Path) -> None:
+    """Detach now or, if it is in use, when it no longer is."""
+    fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _LOOP_CLR_FD)
+    except OSError as err:
+        if err.errno != errno.ENXIO:
+            raise
+    finally:
+        os.close(fd)
