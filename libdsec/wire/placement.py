@@ -103,7 +103,7 @@ class Claim(Message):
     epoch: int
     state: ClaimState
     count: int = 1
-    layers: tuple[str, ...] = ()  # digests the names meant when first resolved
+    layers: tuple[str, ...] = ()  # references with versions: what the names meant at first
     items: tuple[AcceptedItem, ...] = ()
     failed: dict[int, ErrorReply] = {}
 

@@ -137,6 +137,8 @@ class Ledger:
         kills: list[Effect] = []
         for verdict in verdicts:
             for request, item in self._named(verdict.project, verdict.confirmed):
+                if verdict.reply_to and not item.settled:
+                    request.add_inbox(_inbox(verdict))
                 item.confirm()
                 touched[request.key] = request
             for request, item in self._named(verdict.project, verdict.lost):
@@ -152,19 +154,15 @@ class Ledger:
         """ANNOUNCE: the caller came back with the same key and another inbox. Items that are long
         settled are in the effect too: the driver looks them up among its sandboxes and reports
         those that are gone as failed (SandboxDead)."""
-        inbox = InboxAddress(
-            request_id=verdict.request_id, reply_to=verdict.reply_to, nonce=verdict.nonce
-        )
+        inbox = _inbox(verdict)
         known = self._named(verdict.project, verdict.confirmed)
         ids = {item.sandbox_id for _, item in known}
         ready = [p for p in verdict.confirmed if p.sandbox_id not in ids]
         failed: dict[int, ErrorReply] = {}
-        for request, item in known:
-            if not item.settled:
-                request.add_inbox(inbox)
-            elif item.error is not None:
+        for _, item in known:
+            if item.settled and item.error is not None:
                 failed[item.index] = item.error
-            else:
+            elif item.settled:
                 ready.append(item.pair)
         step = self.verdicts([verdict])
         if not ready and not failed:
@@ -341,3 +339,9 @@ def _resume(item: Item, fate: Fate | None) -> bool:
         dead = SandboxDead(f"{item.sandbox_id} ended while its edge was away")
         item.release(ErrorReply.of(dead), retryable=True)
     return fate is None
+
+
+def _inbox(verdict: Verdict) -> InboxAddress:
+    return InboxAddress(
+        request_id=verdict.request_id, reply_to=verdict.reply_to, nonce=verdict.nonce
+    )
