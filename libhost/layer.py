@@ -17,7 +17,7 @@ from pathlib import Path
 from libhost import erofs, syscall
 from libhost.paths import NodePaths
 
-_DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,128}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def mount_layer(paths: NodePaths, digest: str, image: Path) -> MountedLayer:
     Not for two threads with one digest at a time: the caller's reference count is its lock.
     """
     if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"layer digest {digest!r} is not <algorithm>:<hex>")
+        raise ValueError(f"layer digest {digest!r} is not 64 hex digits")
     path = paths.layer_mount(digest)
     if path.is_mount():
         return _open(path)
