@@ -108,6 +108,7 @@ def _unpack(archive: Path, tree: Path, timeout_s: float) -> None:
         "tar", "--extract", "--file", str(archive), "--directory", str(tree),
         "--numeric-owner", "--same-owner", "--same-permissions", "--delay-directory-restore",
         "--xattrs", "--xattrs-include=*", "--acls", "--warning=no-timestamp",
+        "--warning=no-unknown-keyword",
     ]  # fmt: skip
     completed = command.run(argv, timeout_s=timeout_s)
     if completed.stderr:
@@ -137,12 +138,12 @@ def _count(tree: Path, limits: ArchiveLimits) -> int:
 
 def _tool_failure(err: command.CommandFailedError) -> DSecError:
     said = err.completed.stderr.decode(errors="replace").strip()
-    last = said.splitlines()[-1][:500] if said else f"exit code {err.completed.exit_code}"
+    first = said.splitlines()[0][:500] if said else f"exit code {err.completed.exit_code}"
     if "No space left on device" in said:
         return QuotaExceeded("no space left to build the layer", hint="free the store's disk")
     if err.completed.argv[0] == "tar":
-        return InvalidArgument(f"the archive could not be unpacked: {last}")
-    return Internal(f"{err.completed.argv[0]} failed on the layer: {last}")
+        return InvalidArgument(f"the archive could not be unpacked: {first}")
+    return Internal(f"{err.completed.argv[0]} failed on the layer: {first}")
 
 
 def _disk_failure(err: OSError) -> DSecError:
