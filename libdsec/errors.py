@@ -184,6 +184,12 @@ class SandboxDead(DSecError):
         super().__init__(message, **kw)  # type: ignore[arg-type]
         self.reason = reason
 
+    @classmethod
+    def for_reason(cls, sandbox_id: str, reason: str | None) -> SandboxDead:
+        """As a listing or an info tells it; a reason of a newer server is kept in the message."""
+        known = DeathReason(reason) if reason in set(DeathReason) else DeathReason.KILLED
+        return cls(f"sandbox {sandbox_id} is dead: {reason or 'unknown'}", reason=known)
+
 
 class ExecTimeout(DSecError):
     """The command outlived its timeout; its whole tree is gone. `result` holds what it printed."""
