@@ -66,8 +66,11 @@ def probe_link_mechanism() -> LinkMechanism:
     return LinkMechanism.TCX
 
 
-def attach_to_cgroup(bpf: BpfObject, cgroup: Path, pins: Path) -> None:
-    """Put the object's cgroup programs in force; earlier ones are replaced without a gap."""
+def attach_to_cgroup(bpf: BpfObject, cgroup: Path, pins: Path) -> int:
+    """Put the object's cgroup programs in force; earlier ones are replaced without a gap.
+
+    Returns the cgroup's id: a directory of the same name that is made later has another.
+    """
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         cgroup_id = os.fstat(target).st_ino
@@ -75,6 +78,7 @@ def attach_to_cgroup(bpf: BpfObject, cgroup: Path, pins: Path) -> None:
             pin = pins / f"link_{name}"
             if not _replace_pinned(pin, bpf.program_fd(name), cgroup_id):
                 _pin_new_link(pin, bpf.program_fd(name), target, attach_type)
+        return cgroup_id
     finally:
         os.close(target)
 

@@ -48,9 +48,14 @@ _SIZES: Final = {
 class PolicyTable:
     """open -> (register -> load -> activate -> ... -> remove)* -> close. Safe for threads."""
 
-    def __init__(self, bpf: BpfObject, hook: LinkHook, lock_fd: int) -> None:
+    def __init__(
+        self, bpf: BpfObject, hook: LinkHook, cgroup: Path, directory: Path, lock_fd: int
+    ) -> None:
         self._bpf = bpf
         self._hook = hook
+        self._cgroup = cgroup
+        self._directory = directory
+        self._attached_to = 0
         self._lock_fd = lock_fd
         self._lock = Lock()
         maps = {n: Map(n, bpf.map_fd(n), key, value) for n, (key, value) in _SIZES.items()}
@@ -88,9 +93,9 @@ class PolicyTable:
                 bpf.set_constants(u32(_depth(cgroup) + 2))  # <parent>/<class>/<sandbox>
                 bpf.load()
                 hook = LinkHook.of(bpf, mechanism or probe_link_mechanism())
-                table = cls(bpf, hook, lock_fd)
+                table = cls(bpf, hook, cgroup, directory, lock_fd)
                 table._adopt()
-                attach_to_cgroup(bpf, cgroup, directory)
+                table._attach()
             except BaseException:
                 bpf.close()
                 raise
@@ -140,6 +145,7 @@ class PolicyTable:
             known = self._known.get(sandbox_id)
             slot = known.slot if known else self._free_slot()
             record = Sandbox(slot, cgroup_id, ifindex, address)
+            self._attach()
             self._refuse_foreign(record)
             if known and known != record:
                 self._unlink(known)
@@ -256,6 +262,11 @@ class PolicyTable:
         for known in self._known.values():
             if known.ifindex:
                 self._reattach(known.ifindex)
+
+    def _attach(self) -> None:
+        """Also when the node's cgroup was removed and made anew: the links of the old one died."""
+        if self._cgroup.stat().st_ino != self._attached_to:
+            self._attached_to = attach_to_cgroup(self._bpf, self._cgroup, self._directory)
 
     def _adopt_rules(self) -> None:
         leftovers: list[bytes] = []
