@@ -52,6 +52,7 @@ class ReconcilePolicy(Message):
 
 class Reconciled(Message):
     removed: int
+    missing: tuple[str, ...] = ()  # listed, but no policy is in force for them: apply it again
 
 
 class PolicyHealth(Message):
