@@ -11,7 +11,7 @@ An argument left out means none, never "as before"; what cannot be compiled whol
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from types import MappingProxyType
 from typing import Final
@@ -104,13 +104,27 @@ def _public(aliases: AliasTable, node_addresses: Collection[Address]) -> Compile
     if aliases.missing:
         # What the operator keeps back is in that file: without it nothing can be known to be safe.
         raise _no_file("Network.public()", aliases)
-    kept_back = {*_NOT_PUBLIC, *aliases.never, *(ip_network(a) for a in node_addresses)}
+    # Of the node's own addresses only what would be open otherwise: link-local ones come and go
+    # with every sandbox, and equal policies must stay equal.
+    exposed = {ip_network(a) for a in node_addresses if _is_public(a)}
     everything = {Rule(protocol, network) for protocol in Protocol for network in _WHOLE}
-    without = {Rule(p, network, allow=False) for p in Protocol for network in kept_back}
     extra = aliases.public
-    return Compiled(
-        Mode.RULES, frozenset({*everything, *without, *extra.rules}), extra.env, extra.hosts
-    )
+    # An operator who lists exactly a reserved network means it; `never` is meant even more.
+    reserved = _denied(_NOT_PUBLIC) - {replace(rule, allow=False) for rule in extra.rules}
+    kept_back = _denied({*aliases.never, *exposed})
+    rules = everything | reserved | kept_back | set(extra.rules)
+    return Compiled(Mode.RULES, frozenset(rules), extra.env, extra.hosts)
+
+
+def _denied(networks: Iterable[Network]) -> set[Rule]:
+    return {Rule(p, network, allow=False) for p in Protocol for network in networks}
+
+
+def _is_public(address: Address) -> bool:
+    def within(networks: Iterable[Network]) -> bool:
+        return any(n.version == address.version and address in n for n in networks)
+
+    return within(_WHOLE) and not within(_NOT_PUBLIC)
 
 
 def _caller_rule(text: str, aliases: AliasTable) -> tuple[Rule, ...]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 
+from libdsec.wire.ids import new_sandbox_id
 from libhost import syscall
 from libhost.bpf.libbpf import library
 from libhost.bpf.pins import remove_pins
@@ -150,7 +151,7 @@ class World:
     def sandbox(self, *, link: bool = True) -> Sandbox:
         """A process in a registered-nowhere cgroup, with or without a veth. No IPv6 address."""
         self.count += 1
-        sandbox_id = f"{self.paths.node}_abcdef_{token_hex(6)}"
+        sandbox_id = new_sandbox_id(self.paths.node, "abcdef")
         cgroup = self.cgroup / "be" / sandbox_id
         cgroup.mkdir()
         self.stack.callback(cgroup.rmdir)

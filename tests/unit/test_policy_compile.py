@@ -121,3 +121,21 @@ def test_public_is_the_internet_and_nothing_of_ones_own() -> None:
             assert not reaches(rules, protocol, address, 443), address
     assert reaches(rules, Protocol.UDP, "10.0.0.2", 53), "the operator's resolver"
     assert not reaches(rules, Protocol.TCP, "10.0.0.2", 53)
+
+
+def test_public_is_the_same_whatever_sandboxes_the_node_has() -> None:
+    here = [ip_address(a) for a in ("fe80::1", "169.254.77.1", "100.64.0.1", "10.0.0.1")]
+    alone = compile_network(NetworkPublic(), TABLE)
+    assert compile_network(NetworkPublic(), TABLE, lambda: here) == alone
+
+
+def test_operator_may_open_a_reserved_network_to_public_but_not_what_is_kept_back() -> None:
+    public = Alias(parse_rule("tcp:10.0.0.0/8:*") + parse_rule("tcp:10.9.0.0/16:*"))
+    table = AliasTable(TABLE.path, public=public, never=TABLE.never)
+    rules = compile_network(NetworkPublic(), table).rules
+    assert Rule(Protocol.TCP, ip_network("10.0.0.0/8"), allow=False) not in rules, (
+        "one key has one verdict"
+    )
+    assert Rule(Protocol.TCP, ip_network("10.9.0.0/16"), allow=False) in rules
+    assert reaches(rules, Protocol.TCP, "10.0.0.9", 443)
+    assert not reaches(rules, Protocol.UDP, "10.0.0.9", 443)

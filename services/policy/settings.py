@@ -1,0 +1,20 @@
+"""What an operator can choose for a policy service, all of it `DSEC_*` variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from ..chassis.settings import ServiceSettings
+
+
+class PolicySettings(ServiceSettings):
+    """The node is the one whose sandboxes this service polices; there is one per node."""
+
+    state_dir: Path = Field(Path("/var/lib/dsec"), description="the node's persistent directory")
+    run_dir: Path = Field(Path("/run/dsec"), description="the node's volatile directory")
+    alias_file: Path = Field(
+        Path("/etc/dsec/aliases.toml"), description="what service aliases stand for on this node"
+    )
+    health_interval_s: float = Field(1.0, gt=0, description="between two reports of being well")
