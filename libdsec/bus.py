@@ -302,7 +302,7 @@ class Bus:
         if ttl_s is not None:
             extra[H_TTL] = ttl_header(ttl_s)
         out = Outgoing.begin("publish", event.template, subject, budget_s, request_id, extra)
-        waiter = Reply(subject, "a JetStream stream")
+        waiter = Reply(subject, "a JetStream stream", raw=True)
         part = await exchange(self._link, self._mailbox, out, waiter, message.encode())
         return PubAck.read(part.data, subject)
 
@@ -314,15 +314,15 @@ class Bus:
         label: str,
         budget_s: float = 5.0,
         headers: Headers | None = None,
-    ) -> bytes:
+    ) -> Part:
         """Ask the NATS server itself (`$JS.API…`, `$KV…`, an ack's subject), for the chassis.
 
         Args:
             label: what stands for the subject in spans and metrics.
         """
         out = Outgoing.begin("ask", label, subject, budget_s, None, headers)
-        waiter = Reply(subject, "JetStream")
-        return (await exchange(self._link, self._mailbox, out, waiter, data)).data
+        waiter = Reply(subject, "JetStream", raw=True)
+        return await exchange(self._link, self._mailbox, out, waiter, data)
 
     async def serve(
         self,

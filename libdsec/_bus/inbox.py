@@ -26,6 +26,8 @@ class Inbox:
         nonce: what senders must echo; messages with another one are dropped.
     """
 
+    raw = False
+
     def __init__(self, mailbox: Mailbox, *, limit: int, asked: str = "", owner: str = "") -> None:
         self.asked = asked
         self._owner = owner

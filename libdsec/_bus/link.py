@@ -212,7 +212,7 @@ class Link:
             Unavailable: the connection is closing.
         """
         try:
-            await self.nats.publish(subject, data, reply=reply, headers=headers)
+            await self.nats.publish(subject, data, reply=reply, headers=headers or None)
         except (ConnectionClosedError, ConnectionDrainingError) as err:
             raise Unavailable("the connection to NATS is closing") from err
 

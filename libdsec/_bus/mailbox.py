@@ -41,9 +41,15 @@ def late(subject: str, timeout_s: float) -> DeadlineExceeded:
 
 
 class Waiter(Protocol):
-    """Someone a message may arrive for. `asked` is the subject of what it is a reply to."""
+    """Someone a message may arrive for.
+
+    Attributes:
+        asked: the subject of what it is a reply to.
+        raw: the NATS server itself replies: with no nonce, and with whatever headers it has stored.
+    """
 
     asked: str
+    raw: bool
 
     def deliver(self, part: Part) -> None: ...
 
@@ -87,10 +93,9 @@ class Mailbox:
         if waiter is None:
             return  # late: whoever waited has gone
         headers = lowered(msg.headers)
-        if _STATUS in headers:
-            if headers[_STATUS] == _NO_RESPONDERS and not msg.data:
-                waiter.nobody()
-        elif headers.get(NONCE, token) == token:
+        if headers.get(_STATUS) == _NO_RESPONDERS and not msg.data:
+            waiter.nobody()
+        elif waiter.raw or headers.get(NONCE) == token:
             waiter.deliver(Part(headers.get(KIND, ""), msg.data, headers))
         else:
             self._link.observer.dropped("reply", "nonce")
@@ -115,7 +120,7 @@ class Mailbox:
 class Reply:
     """Waits for the one reply that ends a request, passing the parts before it on."""
 
-    __slots__ = ("_future", "_idle", "_idle_s", "_loop", "_on_part", "_owner", "asked")
+    __slots__ = ("_future", "_idle", "_idle_s", "_loop", "_on_part", "_owner", "asked", "raw")
 
     def __init__(
         self,
@@ -124,8 +129,10 @@ class Reply:
         *,
         on_part: Callable[[Part], None] | None = None,
         idle_s: float | None = None,
+        raw: bool = False,
     ) -> None:
         self.asked = asked
+        self.raw = raw
         self._owner = owner
         self._on_part = on_part
         self._idle_s = idle_s

@@ -23,7 +23,7 @@ from .tracing import Hop, current_traceparent, send_hop
 class Outgoing:
     """What is known of a message before anything is sent."""
 
-    operation: str  # request | publish
+    operation: str  # request | publish | ask, of the server itself
     template: str
     subject: str
     budget: Budget
@@ -57,6 +57,8 @@ class Outgoing:
         return cls(operation, template, subject, Budget(budget_s), request_id, headers or {}, hop)
 
     def headers(self, nonce: str) -> dict[str, str]:
+        if self.operation == "ask":
+            return dict(self.extra)  # the server may store them: only what was meant to be
         return {
             H_TRACEPARENT: self.hop.traceparent,
             H_REQUEST_ID: self.request_id,
@@ -105,7 +107,7 @@ async def exchange(link: Link, mailbox: Mailbox, out: Outgoing, waiter: Reply, d
         with out.observed(link):
             await send(link, out, data, token, mailbox.address(token))
             part = await waiter.wait(out.budget.remaining_s)
-            if (err := part.error()) is not None:
+            if not waiter.raw and (err := part.error()) is not None:
                 raise err
             return part
     finally:

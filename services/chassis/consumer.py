@@ -141,7 +141,7 @@ class Consumer(Generic[M]):
     async def _ask_time(self) -> None:
         asked_s = self._clock.monotonic_s()
         subject = f"$JS.API.CONSUMER.INFO.{self.durable.stream.name}.{self.durable.name}"
-        answer = json.loads(await self._bus.ask_server(subject, label="$JS.API"))
+        answer = json.loads((await self._bus.ask_server(subject, label="$JS.API")).data)
         if "ts" not in answer:
             raise NotFound(f"there is no consumer {self.durable.name}")
         self._server_time.observe(datetime.fromisoformat(answer["ts"]).timestamp(), asked_s)

@@ -102,7 +102,7 @@ class DeadLetters:
         answer = await self._bus.ask_server(
             letter.subject, letter.payload, label=subjects.DEAD_LETTER.template, headers=headers
         )
-        PubAck.read(answer, letter.subject)
+        PubAck.read(answer.data, letter.subject)
         await delete_message(self._bus, _DLQ, seq)
         return ""
 

@@ -1,8 +1,9 @@
 """Typed access to KV buckets: one message type per bucket, compare-and-set, watches that resume.
 
 A bucket is a JetStream stream with one subject per key; this speaks to the server directly so that
-budgets, refusals and lost connections are the bus's typed errors, like those of any request. Reads
-go to the stream's leader: a claim just written is seen by whoever asks next.
+budgets, refusals and lost connections are the bus's typed errors, like those of any request. With
+replicas a read may be a moment old; a compare-and-set never is, so what was read is only acted upon
+through one.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class KeyValue(Generic[M]):
         answer = await self._bus.ask_server(
             subject, data, label=self._label, budget_s=self._budget_s, headers=headers
         )
-        return PubAck.read(answer, subject).seq
+        return PubAck.read(answer.data, subject).seq
 
     async def _last(self, key: str) -> StoredMessage | None:
         subject = self.subject(key)
@@ -143,5 +144,5 @@ class KeyValue(Generic[M]):
 
 def is_gone(headers: dict[str, str] | None) -> bool:
     """Whether a message only marks that its key was deleted or has expired."""
-    headers = headers or {}
-    return headers.get(_OPERATION) in ("DEL", "PURGE") or _MARKER in headers
+    lowered = {name.lower(): value for name, value in (headers or {}).items()}
+    return lowered.get(_OPERATION.lower()) in ("DEL", "PURGE") or _MARKER.lower() in lowered

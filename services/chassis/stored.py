@@ -7,19 +7,26 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from libdsec.bus import Bus, refusal
+from libdsec.bus import Bus, Part, refusal
+from libdsec.errors import Unavailable
 
 _NOT_FOUND = (10037, 10043)  # no message found; wrong sequence
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as the stream keeps it."""
+    """A message as the stream keeps it; after a direct get the headers' names are lower-case."""
 
     subject: str
     data: bytes
     headers: dict[str, str]
     seq: int
+
+    @classmethod
+    def direct(cls, part: Part) -> StoredMessage:
+        """From the answer to a direct get, whose headers say where the message comes from."""
+        headers = part.headers
+        return cls(headers["nats-subject"], part.data, dict(headers), int(headers["nats-sequence"]))
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> StoredMessage:
@@ -33,8 +40,16 @@ class StoredMessage:
 async def last_message(
     bus: Bus, stream: str, subject: str, *, budget_s: float = 5.0
 ) -> StoredMessage | None:
-    """The newest message of a subject, from the stream's leader."""
-    return await _get(bus, stream, {"last_by_subj": subject}, budget_s)
+    """The newest message of a subject. With replicas it may be a follower's, a moment old."""
+    part = await bus.ask_server(
+        f"$JS.API.DIRECT.GET.{stream}.{subject}", label="$JS.API", budget_s=budget_s
+    )
+    status = part.headers.get("status")
+    if status is None:
+        return StoredMessage.direct(part)
+    if status == "404":
+        return None
+    raise Unavailable(f"{subject}: {status} {part.headers.get('description', '')}")
 
 
 async def message_at(
@@ -71,8 +86,8 @@ async def _get(
 
 async def _api(bus: Bus, verb: str, request: dict[str, Any], budget_s: float) -> dict[str, Any]:
     data = json.dumps(request).encode() if request else b""
-    answer = await bus.ask_server(f"$JS.API.{verb}", data, label="$JS.API", budget_s=budget_s)
-    parsed: dict[str, Any] = json.loads(answer)
+    part = await bus.ask_server(f"$JS.API.{verb}", data, label="$JS.API", budget_s=budget_s)
+    parsed: dict[str, Any] = json.loads(part.data)
     if "error" in parsed and parsed["error"].get("code") == 503:
         raise refusal(parsed["error"], verb)
     if parsed.get("success") is False:

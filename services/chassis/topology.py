@@ -89,6 +89,7 @@ def bucket_config(bucket: Bucket[Message], replicas: int | None = None) -> Strea
         max_msgs_per_subject=bucket.history,
         discard=DiscardPolicy.NEW,
         duplicate_window=min(120.0, bucket.ttl_s) if bucket.ttl_s else 120.0,
+        allow_direct=True,
         allow_rollup_hdrs=True,
         allow_msg_ttl=True,
         deny_delete=True,

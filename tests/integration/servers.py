@@ -97,10 +97,12 @@ class ServerProcess:
 class NatsServer(ServerProcess):
     """nats-server; `config` is the text of its file besides port and JetStream's directory."""
 
-    def __init__(self, directory: Path, *, config: str = "", jetstream: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, config: str = "", jetstream: bool = True, domain: str = ""
+    ) -> None:
         super().__init__(directory)
-        self._config = config
-        self._jetstream = jetstream
+        store = f'store_dir: "{directory}/js"' + (f", domain: {domain}" if domain else "")
+        self._config = (f"jetstream {{ {store} }}\n" if jetstream else "") + config
 
     @property
     def url(self) -> str:
@@ -108,8 +110,7 @@ class NatsServer(ServerProcess):
 
     def argv(self) -> list[str]:
         path = self.directory / "nats.conf"
-        store = f'jetstream {{ store_dir: "{self.directory}/js" }}\n' if self._jetstream else ""
-        path.write_text(f"host: 127.0.0.1\nport: {self.port}\n{store}{self._config}")
+        path.write_text(f"host: 127.0.0.1\nport: {self.port}\n{self._config}")
         return [_nats_binary(), "-c", str(path)]
 
 
