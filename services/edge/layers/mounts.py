@@ -26,7 +26,7 @@ from libhost.layer import MountedLayer, mount_layer, mounted_layers, umount_laye
 from libhost.paths import NodePaths
 
 from ...chassis.clock import Clock
-from .flight import Flights
+from ..tasks import Tasks
 from .store import DamagedImageError, LayerStore
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class _Entry:
     idle_since: float
     layer: MountedLayer | None = None
     users: set[str] = field(default_factory=set)
-    work: asyncio.Task[None] | None = None
+    work: asyncio.Task[DSecError | None] | None = None
     verified: bool = False
 
 
@@ -111,12 +111,12 @@ class LayerMounts:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, frozenset[str]] = {}
-        self._flights = Flights()
+        self._tasks = Tasks()
         self.epoch = 0  # changes whenever the set of mounted layers does
 
     async def close(self) -> None:
         """Let the work under way finish; what is mounted stays for the successor."""
-        await self._flights.close(_WAIT_S)
+        await self._tasks.close(timeout_s=_WAIT_S)
 
     async def acquire(self, sandbox_id: str, resolved: ResolvedLayers) -> LayerStack:
         """Mount what is not mounted yet and reference all of it for `sandbox_id`. Idempotent.
@@ -205,27 +205,31 @@ class LayerMounts:
         if left:
             self._held[sandbox_id] = left
 
-    def _start_mount(self, info: LayerInfo, entry: _Entry) -> asyncio.Task[None]:
+    def _start_mount(self, info: LayerInfo, entry: _Entry) -> asyncio.Task[DSecError | None]:
         if entry.work is None:
-            entry.work = self._flights.start(self._mount(info, entry), f"mount {info.ref}")
+            entry.work = self._tasks.spawn(self._mount(info, entry), name=f"mount {info.ref}")
         return entry.work
 
     async def _mounted_by_someone(self, info: LayerInfo, entry: _Entry) -> None:
         """Wait for the work on an entry, which may be a mount or the unmount before it."""
         try:
             async with asyncio.timeout(_WAIT_S + info.size_bytes / _READ_BYTES_PER_S):
-                await asyncio.shield(self._start_mount(info, entry))
+                failure = await asyncio.shield(self._start_mount(info, entry))
         except TimeoutError as err:
             raise _failure(info, err) from err
+        if failure is not None:
+            raise failure
 
-    async def _mount(self, info: LayerInfo, entry: _Entry) -> None:
+    async def _mount(self, info: LayerInfo, entry: _Entry) -> DSecError | None:
+        """A failure is returned: it belongs to those who wait for it, and there may be none."""
         try:
             entry.layer = await self._threads.run(_HUNG_S, self._mount_blocking, info, entry)
             self.epoch += 1
         except (OSError, TimeoutError, DamagedImageError) as err:
-            raise _failure(info, err) from err
+            return _failure(info, err)
         finally:
             entry.work = None
+        return None
 
     def _mount_blocking(self, info: LayerInfo, entry: _Entry) -> MountedLayer:
         if not entry.verified:
@@ -241,8 +245,8 @@ class LayerMounts:
             if entry.layer is None:
                 del self._entries[entry.digest]
                 continue
-            what = f"unmount {entry.digest}"
-            entry.work = self._flights.start(self._unmount(entry, entry.layer), what)
+            unmount = self._unmount(entry, entry.layer)
+            entry.work = self._tasks.spawn(unmount, name=f"unmount {entry.digest}")
             entry.layer = None
             works.append(entry.work)
         for work in works:

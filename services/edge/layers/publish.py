@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libdsec.bus import Call
-from libdsec.errors import Conflict, InvalidArgument, PermissionDenied
+from libdsec.errors import Conflict, DSecError, InvalidArgument, PermissionDenied
 from libdsec.wire.ids import parse_layer_ref
 from libdsec.wire.layer import (
     PUBLIC_SPACE,
@@ -32,9 +32,9 @@ from libdsec.wire.layer import (
 from libhost.aio import HostThreads
 
 from ...chassis.clock import Clock
+from ..tasks import Tasks
 from .build import BuildLimits, build_layer
 from .catalogue import Catalogue
-from .flight import Flights
 from .mounts import LayerMounts
 from .store import LayerStore, StoredImage
 from .uploads import Upload, Uploads
@@ -83,12 +83,12 @@ class Publisher:
         self._policy = policy
         self._limits = limits
         self._builds = asyncio.Semaphore(policy.builds_at_once)
-        self._flights = Flights()
+        self._tasks = Tasks()
         self._clock = clock
 
     async def close(self) -> None:
         """Give the layers that are being built a moment; their callers have to publish again."""
-        await self._flights.close(_DRAIN_S)
+        await self._tasks.close(timeout_s=_DRAIN_S)
 
     async def begin(self, request: PublishBegin, call: Call) -> PublishStarted:
         space, name, version = parse_layer_ref(request.name)
@@ -115,10 +115,14 @@ class Publisher:
         upload = self._uploads.get(call.project, request.upload_id)
         if upload.work is None:
             upload.commit = request
-            upload.work = self._flights.start(self._publish(upload), f"publish {upload.begin.name}")
+            work = self._outcome(upload)
+            upload.work = self._tasks.spawn(work, name=f"publish {upload.begin.name}")
         elif upload.commit != request:
             raise Conflict(f"upload {upload.upload_id} was committed with another size or digest")
-        return await asyncio.shield(upload.work)
+        outcome = await asyncio.shield(upload.work)
+        if isinstance(outcome, DSecError):
+            raise outcome
+        return outcome
 
     async def listing(self, request: LayerQuery, call: Call) -> LayerListing:
         return await self._catalogue.listing(call.project, request)
@@ -166,6 +170,13 @@ class Publisher:
             elif not self._mounts.users_of(digest):
                 deleted += await run(_STORE_TIMEOUT_S, self._store.delete, digest, grace_s)
         return deleted
+
+    async def _outcome(self, upload: Upload) -> LayerInfo | DSecError:
+        """A failure is an answer too: it is kept for whoever asks again."""
+        try:
+            return await self._publish(upload)
+        except DSecError as err:
+            return err
 
     async def _publish(self, upload: Upload) -> LayerInfo:
         request = upload.begin

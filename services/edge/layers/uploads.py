@@ -15,7 +15,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from libdsec.errors import Conflict, InvalidArgument, NotFound, QuotaExceeded
+from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound, QuotaExceeded
 from libdsec.wire.defaults import FILE_CHUNK_BYTES
 from libdsec.wire.ids import random_name
 from libdsec.wire.layer import LayerInfo, PublishBegin, PublishChunk, PublishCommit
@@ -50,7 +50,7 @@ class Upload:
     extent: int = 0  # offset behind the last byte written so far
     received: int = 0
     commit: PublishCommit | None = None
-    work: asyncio.Task[LayerInfo] | None = None  # what became of the commit
+    work: asyncio.Task[LayerInfo | DSecError] | None = None  # what became of the commit
 
 
 class Uploads:
