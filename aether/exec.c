@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "conn.h"
@@ -11,7 +12,7 @@
 
 struct list exec_watched, exec_kept;
 
-static struct exec slots[SLOTS];
+static struct exec slots[SLOTS] __attribute__((aligned(4096)));
 static int used;  /* slots ever used: the others' memory is untouched */
 static struct list free_slots;
 static int live, kept;
@@ -69,14 +70,17 @@ void exec_unindex_pid(struct exec *exec) {
 
 /* --- keeping results --- */
 
-static bool evictable(const struct exec *exec) { return !exec->stream && !exec->tree.leader; }
+/* Nobody reads it and none of its children is alive. Results that no edge has had yet go last. */
+static bool evictable(const struct exec *exec, bool told) {
+    return !exec->stream && !exec->tree.leader && exec->told == told;
+}
 
 static size_t chunks_of(const struct exec *exec) { return exec->out[0].ring.count + exec->out[1].ring.count; }
 
-bool exec_evict_output(void) {
+static bool evict_output(bool told) {
     for (struct list *at = exec_kept.next; kept_chunks > 0 && at != &exec_kept; at = at->next) {
         struct exec *exec = container_of(at, struct exec, link);
-        if (!exec->stream && chunks_of(exec) > 0) {
+        if (!exec->stream && exec->told == told && chunks_of(exec) > 0) {
             kept_chunks -= chunks_of(exec);
             output_forget(&exec->out[0]);
             output_forget(&exec->out[1]);
@@ -86,10 +90,12 @@ bool exec_evict_output(void) {
     return false;
 }
 
-static bool evict_record(void) {
+bool exec_evict_output(void) { return evict_output(true) || evict_output(false); }
+
+static bool evict_record(bool told) {
     for (struct list *at = exec_kept.next; at != &exec_kept; at = at->next) {
         struct exec *exec = container_of(at, struct exec, link);
-        if (evictable(exec)) {
+        if (evictable(exec, told)) {
             exec_release(exec);
             return true;
         }
@@ -108,7 +114,7 @@ void exec_keep(struct exec *exec) {
     queue_keep(&exec->out[1].ring);
     while (kept_chunks * CHUNK > RETAIN_BYTES && exec_evict_output()) {
     }
-    while (kept > MAX_KEPT && evict_record()) {
+    while (kept > MAX_KEPT && (evict_record(true) || evict_record(false))) {
     }
 }
 
@@ -122,19 +128,25 @@ uint64_t exec_kept_until(void) {
 void exec_expire(uint64_t now) {
     for (int left = kept; left > 0 && exec_kept_until() <= now; left--) {
         struct exec *exec = container_of(exec_kept.next, struct exec, link);
-        if (evictable(exec)) {
+        if (evictable(exec, exec->told)) {
             exec_release(exec);
         } else {
             list_remove(&exec->link);
             list_append(&exec_kept, &exec->link);
         }
     }
+    /* Quiet: the table's memory goes back. Only here, where no collected event can still point into it. */
+    if (live + kept == 0) {  /* quiet: the table's memory goes back */
+        list_init(&free_slots);
+        madvise(slots, sizeof slots, MADV_DONTNEED);
+        used = 0;
+    }
 }
 
 /* --- beginning and forgetting --- */
 
 static struct exec *take_slot(void) {
-    if (list_empty(&free_slots) && used == SLOTS && !evict_record())
+    if (list_empty(&free_slots) && used == SLOTS && !evict_record(true) && !evict_record(false))
         return NULL;
     struct exec *exec;
     if (!list_empty(&free_slots)) {

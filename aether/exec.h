@@ -37,6 +37,7 @@ struct exec {
     struct output out[2];
     struct input in;
 
+    bool told;          /* an edge has had its EXIT */
     bool timed_out, killed, survivors;
     bool killing;       /* SIGKILL was sent to the tree, which is not gone yet */
     uint32_t kill_streams[KILL_WAITERS];

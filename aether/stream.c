@@ -115,6 +115,7 @@ static bool send_some(struct exec *exec) {
         return exec->credit > 0;
     if (exec->state == EXEC_ENDED) {
         send_exit(exec);
+        exec->told = true;
         exec_detach(exec);
     }
     return false;

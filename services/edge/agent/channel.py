@@ -43,7 +43,12 @@ class AgentChannel:
                     connection.close(AgentGoneError("connecting was given up"))
                     raise
         except OSError as err:  # TimeoutError is one
-            raise AgentGoneError(f"agent at {path}: {err or 'no hello in time'}") from err
+            raise AgentGoneError(f"agent at {path}: {str(err) or 'no hello in time'}") from err
+
+    @property
+    def closed(self) -> bool:
+        """The connection is down; a new one has to be made."""
+        return self._connection.closed.done()
 
     async def wait_closed(self) -> AgentError:
         """Returns, once the connection is down, why."""

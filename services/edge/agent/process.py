@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from .model import AgentResult, OutputChunk
@@ -32,13 +33,18 @@ class AgentProcess:
         return self._started.started_ns
 
     @property
+    def stdin_received(self) -> int:
+        """Bytes of input it had taken when this attached: where a writer goes on."""
+        return self._started.stdin_received
+
+    @property
     def known(self) -> bool:
         """It ran before this request, which only attached to it."""
         return StartedFlag.KNOWN in self._started.flags
 
     @property
     def ended(self) -> bool:
-        return self._stream.ended.done()
+        return self._stream.over
 
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self._stream.chunks()
@@ -55,7 +61,7 @@ class AgentProcess:
     async def wait(self) -> AgentResult:
         """The end, without output: what nobody has read yet is thrown away."""
         self._stream.discard()
-        await self._stream.ended
+        await asyncio.shield(self._stream.ended)  # others may wait for it too
         return self._stream.result()
 
     def detach(self) -> None:

@@ -113,13 +113,14 @@ class ExecStream:
         self.started: asyncio.Future[codec.Started] = loop.create_future()
         self.ended: asyncio.Future[codec.Exit] = loop.create_future()
         self.stdin = Stdin(connection, self.number, stdin_limit)
+        self.over = False  # unlike the futures, not touched by a waiter that is cancelled
         self._connection = connection
         self._consumed = 0
 
     def detach(self) -> None:
         """Leave it: the command goes on, a file operation is given up."""
         self._connection.forget_stream(self.number)
-        if not self.ended.done():
+        if not self.over:
             with contextlib.suppress(AgentGoneError):
                 self._connection.send(codec.encode_frame(FrameType.DETACH, self.number))
             self._fail(AgentGoneError(f"detached from {self.exec_id}"))
@@ -132,7 +133,7 @@ class ExecStream:
 
     def consumed(self, count: int) -> None:
         self._consumed += count
-        if self._consumed >= _RETURN and not self.ended.done():
+        if self._consumed >= _RETURN and not self.over:
             self._connection.send(codec.encode_u32(FrameType.CREDIT, self.number, self._consumed))
             self._consumed = 0
 
@@ -166,6 +167,7 @@ class ExecStream:
             raise AgentProtocolError("EXIT before STARTED")
         if not self.ended.done():
             self.ended.set_result(exit_)
+        self.over = True
         self.stdin.abandon()
         self.on_end()
 
@@ -174,6 +176,7 @@ class ExecStream:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: not everybody waits for both
+        self.over = True
         self.stdin.abandon()
         self.on_end()
 
@@ -256,7 +259,7 @@ class ReadingStream(ExecStream):
                 chunk = self._chunks.popleft()
                 self.consumed(len(chunk.data))
                 yield chunk
-            if self.ended.done():
+            if self.over:
                 self.ended.result()  # raises if it was the connection that ended
                 return
             self._more.clear()
