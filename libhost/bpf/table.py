@@ -28,11 +28,11 @@ from libhost.bpf.layout import UNKNOWN_SLOT, Counters, Denial, InForce, Sandbox,
 from libhost.bpf.libbpf import BpfObject
 from libhost.bpf.map import Map
 from libhost.bpf.rule import Address, Mode, Rule
-from libhost.errors import BusyError
+from libhost.errors import BusyError, UnsupportedError
 from libhost.paths import NodePaths
 
 _U32_MAX: Final = 0xFFFFFFFF
-OBJECT: Final = Path(__file__).parent / "build" / "policy.bpf.o"
+OBJECT: Final = Path("/usr/lib/dsec/policy.bpf.o")
 
 _SIZES: Final = {
     "rules": (32, 1),
@@ -83,6 +83,9 @@ class PolicyTable:
         Raises BusyError if another process has the table, UnsupportedError naming what the host
         lacks, OSError with the kernel's own words if the programs do not load.
         """
+        if not object_path.exists():
+            hint = "build it with `make -C libhost/bpf`"
+            raise UnsupportedError("network policy", f"{object_path} is not there", hint)
         directory = pins.pin_directory(paths)
         lock_fd = pins.lock(directory)
         try:

@@ -26,12 +26,13 @@ from typing import Any
 
 import pytest
 
+import libhost.bpf
 from libdsec.wire.ids import new_sandbox_id
 from libhost import syscall
 from libhost.bpf.libbpf import library
 from libhost.bpf.pins import remove_pins
 from libhost.bpf.rule import Address
-from libhost.bpf.table import OBJECT, PolicyTable
+from libhost.bpf.table import PolicyTable
 from libhost.errors import UnsupportedError
 from libhost.paths import NodePaths
 
@@ -39,6 +40,8 @@ OUTSIDE = "10.88.0.10"
 OTHER = "10.88.0.11"
 OUTSIDE6 = "fd88::10"
 UNIFIED = Path("/sys/fs/cgroup/unified")
+SOURCE = Path(libhost.bpf.__file__).parent
+OBJECT = SOURCE.parents[1] / "build" / "policy.bpf.o"
 _ACTOR = Path(__file__).with_name("actor.py")
 
 
@@ -51,7 +54,7 @@ def require() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = subprocess.run(
-        ["make", "-s", "-C", str(OBJECT.parent.parent)], capture_output=True, text=True, timeout=60
+        ["make", "-s", "-C", str(SOURCE)], capture_output=True, text=True, timeout=60
     )
     if not OBJECT.exists():
         pytest.skip(f"the BPF object does not build: {done.stderr[-200:]}")
@@ -144,6 +147,7 @@ class World:
         return threading.get_native_id()
 
     def open_table(self, **options: Any) -> PolicyTable:
+        options.setdefault("object_path", OBJECT)
         table = PolicyTable.open(self.paths, self.cgroup, **options)
         self.stack.callback(table.close)
         return table

@@ -15,7 +15,7 @@ import pytest
 from libhost.bpf import layout
 from libhost.bpf.layout import Counters, Denial, Hook, InForce, Reason, Sandbox
 from libhost.bpf.rule import Mode, Protocol, Rule
-from libhost.bpf.table import _SIZES, OBJECT
+from libhost.bpf.table import _SIZES
 
 from . import sandnet
 
@@ -25,7 +25,7 @@ def types() -> dict[tuple[str, str], dict[str, Any]]:
     sandnet.require()
     if shutil.which("bpftool") is None:
         pytest.skip("needs bpftool to read the object's type information")
-    argv = ["bpftool", "-j", "btf", "dump", "file", str(OBJECT)]
+    argv = ["bpftool", "-j", "btf", "dump", "file", str(sandnet.OBJECT)]
     dumped = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=10).stdout)
     return {(t["kind"], t["name"]): t for t in dumped["types"]}
 
@@ -100,7 +100,7 @@ def test_denials_are_read_where_c_wrote_them(types: Any) -> None:
 
 
 def test_numbers_mean_the_same_in_both_languages() -> None:
-    header = (OBJECT.parent.parent / "policy.h").read_text()
+    header = (sandnet.SOURCE / "policy.h").read_text()
     bare = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
 
     def values(name: str) -> dict[str, int]:

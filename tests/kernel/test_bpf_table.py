@@ -17,7 +17,7 @@ from libhost.bpf.hook import CGROUP_PROGRAMS
 from libhost.bpf.pins import pin_directory, remove_pins
 from libhost.bpf.rule import Mode, Protocol, Rule
 from libhost.bpf.table import PolicyTable
-from libhost.errors import BusyError
+from libhost.errors import BusyError, UnsupportedError
 
 from . import sandnet
 from .sandnet import OTHER, OUTSIDE, Sandbox, World
@@ -50,8 +50,9 @@ from pathlib import Path
 from libhost.bpf.rule import Mode, Protocol, Rule
 from libhost.bpf.table import PolicyTable
 from libhost.paths import NodePaths
-node, top, cgroup, sandbox, cgroup_id, ifindex, address, peer = sys.argv[1:]
-table = PolicyTable.open(NodePaths(node, Path(top, "state"), Path(top, "run")), Path(cgroup))
+node, top, cgroup, built, sandbox, cgroup_id, ifindex, address, peer = sys.argv[1:]
+paths = NodePaths(node, Path(top, "state"), Path(top, "run"))
+table = PolicyTable.open(paths, Path(cgroup), object_path=Path(built))
 table.register(sandbox, int(cgroup_id), ifindex=int(ifindex), address=ip_address(address))
 table.load(sandbox, 7, [Rule(Protocol.TCP, ip_network(peer), 80)])
 table.activate(sandbox, 7, Mode.RULES)
@@ -63,8 +64,8 @@ sys.stdin.read()
 def test_rules_stay_when_their_owner_is_killed_and_a_successor_adopts_them(world: World) -> None:
     sandbox = world.sandbox()
     words = (
-        world.paths.node, world.paths.run_dir.parent, world.cgroup, sandbox.sandbox_id,
-        sandbox.cgroup_id, sandbox.ifindex, sandbox.address, OUTSIDE,
+        world.paths.node, world.paths.run_dir.parent, world.cgroup, sandnet.OBJECT,
+        sandbox.sandbox_id, sandbox.cgroup_id, sandbox.ifindex, sandbox.address, OUTSIDE,
     )  # fmt: skip
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER, *map(str, words)],
@@ -290,6 +291,19 @@ def test_removing_the_pins_leaves_nothing(world: World) -> None:
     assert remove_pins(world.paths) == 0
     sandbox = world.sandbox()
     assert sandbox.process.connect(address=OTHER, port=80, timeout_s=0.2) != "EPERM"
+
+
+def test_missing_object_says_how_to_build_it(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="make -C libhost/bpf"):
+        world.open_table(object_path=tmp_path / "policy.bpf.o")
+
+
+def test_object_that_is_none_is_named(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "policy.bpf.o"
+    path.write_bytes(b"not an object")
+    with pytest.raises(OSError, match=r"policy\.bpf\.o"):
+        world.open_table(object_path=path)
+    assert world.open_table().sandboxes() == {}, "nothing is held after a failure"
 
 
 def test_unknown_interface_is_named(world: World) -> None:
