@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from libdsec.errors import Unavailable
+from libdsec.errors import Conflict, Unavailable
 from libdsec.wire import subjects
 from libdsec.wire.policy import PolicyHealth
 from libhost.address import own_addresses
 from libhost.aio import HostThreads
 from libhost.bpf.table import PolicyTable
 from libhost.cgroup import CgroupLayout, NodeCgroups
-from libhost.errors import UnsupportedError
+from libhost.errors import BusyError, UnsupportedError
 from libhost.paths import NodePaths
 
-from ..chassis.service import Service, run
+from ..chassis.run import run
+from ..chassis.service import Service
 from .aliases import AliasFile
 from .enforcement import Enforcement
 from .handlers import Verbs
@@ -31,7 +32,7 @@ def open_table(settings: PolicySettings) -> PolicyTable:
     layout = CgroupLayout.detect(Path("/proc/self/mountinfo").read_text())
     cgroups = NodeCgroups(layout, paths)
     cgroups.ensure()
-    return PolicyTable.open(paths, cgroups.v2_path)
+    return PolicyTable.open(paths, cgroups.v2_path, object_path=settings.bpf_object)
 
 
 async def setup(service: Service[PolicySettings]) -> None:
@@ -52,6 +53,8 @@ async def setup(service: Service[PolicySettings]) -> None:
         metrics.watch("sandboxes", "sandboxes with a policy in force", enforcement.count)
         metrics.watch("stray_denied", "refusals to what belongs to no sandbox",
                       enforcement.stray_denied)  # fmt: skip
+    except BusyError as err:
+        raise Conflict(str(err)) from err
     except (UnsupportedError, OSError) as err:
         reason = str(err)
         service.log.error("no policy can be enforced here", reason=reason)
@@ -66,11 +69,11 @@ async def setup(service: Service[PolicySettings]) -> None:
 
 async def serve(service: Service[PolicySettings], verbs: Verbs) -> None:
     node = service.settings.node
-    await service.serve(subjects.POLICY_APPLY, verbs.apply, node=node)
-    await service.serve(subjects.POLICY_CHECK, verbs.check, node=node)
-    await service.serve(subjects.POLICY_REMOVE, verbs.remove, node=node)
-    await service.serve(subjects.POLICY_AUDIT, verbs.audit, node=node)
-    await service.serve(subjects.POLICY_RECONCILE, verbs.reconcile, node=node)
+    await service.bus.serve(subjects.POLICY_APPLY, verbs.apply, node=node)
+    await service.bus.serve(subjects.POLICY_CHECK, verbs.check, node=node)
+    await service.bus.serve(subjects.POLICY_REMOVE, verbs.remove, node=node)
+    await service.bus.serve(subjects.POLICY_AUDIT, verbs.audit, node=node)
+    await service.bus.serve(subjects.POLICY_RECONCILE, verbs.reconcile, node=node)
 
 
 async def report_health(

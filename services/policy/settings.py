@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+
+from libhost.bpf.table import OBJECT
 
 from ..chassis.settings import ServiceSettings
 
@@ -17,4 +20,11 @@ class PolicySettings(ServiceSettings):
     alias_file: Path = Field(
         Path("/etc/dsec/aliases.toml"), description="what service aliases stand for on this node"
     )
+    bpf_object: Path = Field(OBJECT, description="the compiled network policy")
     health_interval_s: float = Field(1.0, gt=0, description="between two reports of being well")
+
+    @model_validator(mode="after")
+    def _check_node(self) -> Self:
+        if not self.node:
+            raise ValueError("node is empty: a policy service belongs to one node")
+        return self
