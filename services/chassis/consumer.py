@@ -118,6 +118,7 @@ class Consumer(Generic[M]):
                     task = group.create_task(work, context=Context())
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
+        await self._puller.give_back()
 
     def stop(self) -> None:
         """Pull no more; `run` returns when what is in flight has ended."""

@@ -45,8 +45,7 @@ class Puller:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        while not self._arrived.empty():
-            await self._give_back([self._arrived.get_nowait()])
+        await self.give_back()
         if self._subscription is not None:
             with contextlib.suppress(NatsError):  # closed: it went with the connection
                 await self._subscription.unsubscribe()
@@ -64,6 +63,11 @@ class Puller:
             if messages and limit > 1:
                 messages += await self._ask(limit - 1)
         return messages
+
+    async def give_back(self) -> None:
+        """Let others have what has arrived and will not be looked at here."""
+        while not self._arrived.empty():
+            await self._refuse([self._arrived.get_nowait()])
 
     async def _ask(self, limit: int, wait_s: float = 0.0) -> list[Msg]:
         """One pull request, to its end."""
@@ -91,12 +95,12 @@ class Puller:
             if not messages:
                 raise Unavailable(f"JetStream does not answer for {self._what}") from err
         except asyncio.CancelledError:
-            await self._give_back(messages)
+            await self._refuse(messages)
             raise
         return messages
 
-    async def _give_back(self, messages: list[Msg]) -> None:
-        """Let another replica have now what we will not look at, instead of after ack_wait."""
+    async def _refuse(self, messages: list[Msg]) -> None:
+        # At once instead of after ack_wait.
         for msg in messages:
             if msg.reply and self._bus.ready:
                 await self._bus.nats.publish(msg.reply, b"-NAK")
