@@ -112,7 +112,7 @@ static void signal_each(const struct tree *tree, int signal) {
     close(fd);
 }
 
-void tree_signal(const struct tree *tree, int signal) {
+void tree_signal(struct tree *tree, int signal) {
     if (!tree->leaf) {
         walk_signal(tree->leader, signal);
         return;
@@ -127,6 +127,7 @@ void tree_signal(const struct tree *tree, int signal) {
     ssize_t ignored = write(fd, "1", 1);  /* tree_gone() is what tells */
     (void)ignored;
     close(fd);
+    tree->killed = true;
 }
 
 bool tree_gone(const struct tree *tree) {
@@ -158,7 +159,9 @@ void tree_watch(struct tree *tree, void (*changed)(struct source *, uint32_t)) {
 
 void tree_close(struct tree *tree) {
     loop_close(&tree->empty);
-    if (tree->leaf && spares < SPARE_LEAVES) {
+    /* Since 6.14 a fork compares how often its cgroup was killed, but with CLONE_INTO_CGROUP takes the number from the
+     * parent's cgroup: whatever is started in a leaf that was once killed dies at once. */
+    if (tree->leaf && !tree->killed && spares < SPARE_LEAVES) {
         spare[spares++] = tree->leaf;
     } else if (tree->leaf) {
         char name[32];
@@ -167,4 +170,5 @@ void tree_close(struct tree *tree) {
     }
     tree->leaf = 0;
     tree->leader = 0;
+    tree->killed = false;
 }
