@@ -45,3 +45,8 @@ class Thawed(Message):
 class SnapshotterHealth(Message):
     ready: bool
     reason: str = ""
+
+
+def queue_group(node: str) -> str:
+    """Shared by a node's snapshotters: each request goes to one of them."""
+    return f"snapshotter.{node}"

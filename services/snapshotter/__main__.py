@@ -6,14 +6,15 @@ import contextlib
 
 from libdsec.errors import Unavailable
 from libdsec.wire import subjects
-from libdsec.wire.snapshot import SnapshotterHealth
+from libdsec.wire.snapshot import SnapshotterHealth, queue_group
 from libhost.aio import HostThreads
 from libhost.cgroup import NodeCgroups
 from libhost.errors import UnsupportedError
 from libhost.paths import NodePaths
 from libhost.probe import HostCapabilities, probe_host
 
-from ..chassis.service import Service, run
+from ..chassis.run import run
+from ..chassis.service import Service
 from .handlers import Pauses
 from .metrics import PauseMetrics
 from .pause import Pauser
@@ -34,14 +35,20 @@ async def setup(service: Service[SnapshotterSettings]) -> None:
     metrics = PauseMetrics(service.metrics.registry)
     pauses = Pauses(settings.node, pauser, settings.parallel_pauses, metrics)
     service.stack.callback(pauses.close)
-    group = {"queue": f"snapshotter.{settings.node}", "node": settings.node}
-    await service.serve(
-        subjects.SNAPSHOT_FREEZE, pauses.freeze, concurrency=settings.parallel_pauses, **group
-    )
-    await service.serve(
-        subjects.SNAPSHOT_THAW, pauses.thaw, concurrency=settings.parallel_pauses, **group
-    )
+    await serve(service, pauses)
     service.spawn(report_health(service, host), name="health")
+
+
+async def serve(service: Service[SnapshotterSettings], pauses: Pauses) -> None:
+    """In a queue group of the node's own: each request goes to one of its workers."""
+    node, parallel = service.settings.node, service.settings.parallel_pauses
+    group = queue_group(node)
+    await service.bus.serve(
+        subjects.SNAPSHOT_FREEZE, pauses.freeze, node=node, queue=group, concurrency=parallel
+    )
+    await service.bus.serve(
+        subjects.SNAPSHOT_THAW, pauses.thaw, node=node, queue=group, concurrency=parallel
+    )
 
 
 async def report_health(service: Service[SnapshotterSettings], host: HostCapabilities) -> None:
