@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from libdsec.bus import Bus
 from libdsec.wire import subjects
 from libhost.aio import HostThreads
 from libhost.paths import NodePaths
@@ -88,19 +89,21 @@ async def _offer_to_publish(
         clock=service.clock,
     )
     service.stack.push_async_callback(publisher.close)
-    anyone = {"queue": subjects.Q_LAYERS}
-    await service.serve(subjects.LAYER_BEGIN, publisher.begin, **anyone)
-    await service.serve(subjects.LAYER_LIST, publisher.listing, **anyone)
-    await service.serve(subjects.LAYER_INFO, publisher.info, **anyone)
-    await service.serve(subjects.LAYER_REMOVE, publisher.remove, **anyone)
-    await service.serve(
-        subjects.LAYER_CHUNK, publisher.chunk, node=paths.node, concurrency=_CHUNKS_AT_ONCE
-    )
-    await service.serve(
+    await _serve(service.bus, publisher, paths.node)
+    service.spawn(publisher.run(), name="layers-publisher")
+
+
+async def _serve(bus: Bus, publisher: Publisher, node: str) -> None:
+    """What any publishing edge may answer, and what only the one that has the upload can."""
+    await bus.serve(subjects.LAYER_BEGIN, publisher.begin, queue=subjects.Q_LAYERS)
+    await bus.serve(subjects.LAYER_LIST, publisher.listing, queue=subjects.Q_LAYERS)
+    await bus.serve(subjects.LAYER_INFO, publisher.info, queue=subjects.Q_LAYERS)
+    await bus.serve(subjects.LAYER_REMOVE, publisher.remove, queue=subjects.Q_LAYERS)
+    await bus.serve(subjects.LAYER_CHUNK, publisher.chunk, node=node, concurrency=_CHUNKS_AT_ONCE)
+    await bus.serve(
         subjects.LAYER_COMMIT,
         publisher.commit,
-        node=paths.node,
+        node=node,
         concurrency=_COMMITS_AT_ONCE,
         default_budget_s=_COMMIT_S,
     )
-    service.spawn(publisher.run(), name="layers-publisher")
