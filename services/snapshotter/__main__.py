@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from libdsec.errors import Unavailable
+from libdsec.errors import Unavailable, Unsupported
 from libdsec.wire import subjects
 from libdsec.wire.snapshot import SnapshotterHealth, queue_group
 from libhost.aio import HostThreads
 from libhost.cgroup import NodeCgroups
-from libhost.errors import UnsupportedError
 from libhost.paths import NodePaths
 from libhost.probe import HostCapabilities, probe_host
 
@@ -29,7 +28,7 @@ async def setup(service: Service[SnapshotterSettings]) -> None:
     host = await probing.run(_PROBE_TIMEOUT_S, probe_host, settings.state_dir)
     probing.close()
     if host.cgroups is None:
-        raise UnsupportedError("pause", host.cgroups_reason)
+        raise Unsupported(f"no sandbox can be paused here: {host.cgroups_reason}")
     paths = NodePaths(settings.node, settings.state_dir, settings.run_dir)
     pauser = Pauser(NodeCgroups(host.cgroups, paths), host)
     metrics = PauseMetrics(service.metrics.registry)

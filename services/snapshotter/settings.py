@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..chassis.settings import ServiceSettings
 
@@ -16,3 +17,9 @@ class SnapshotterSettings(ServiceSettings):
     run_dir: Path = Field(Path("/run/dsec"), description="the node's volatile directory")
     parallel_pauses: int = Field(8, ge=1, le=256, description="sandboxes worked on at once")
     health_interval_s: float = Field(1.0, gt=0, description="between two reports of being well")
+
+    @model_validator(mode="after")
+    def _check_node(self) -> Self:
+        if not self.node:
+            raise ValueError("node is empty: a snapshotter belongs to one node")
+        return self
