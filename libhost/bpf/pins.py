@@ -69,12 +69,14 @@ def remove_pins(paths: NodePaths) -> int:
     return len(pins)
 
 
-def lock(directory: Path) -> int:
-    """A descriptor that makes its holder the directory's only writer until it ends.
+def lock(paths: NodePaths) -> int:
+    """A descriptor that makes its holder the only writer of the node's policy until it ends.
 
-    Raises BusyError if another process has it.
+    Taken before anything is mounted or pinned. Raises BusyError if another process has it.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    paths.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = paths.run_dir / "policy.lock"
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
@@ -82,5 +84,5 @@ def lock(directory: Path) -> int:
         if err.errno != errno.EWOULDBLOCK:
             raise
         hint = "one policy service per node"
-        raise BusyError(f"the network policy pinned in {directory}", hint) from err
+        raise BusyError(f"the network policy of node {paths.node} ({file})", hint) from err
     return fd

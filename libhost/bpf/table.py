@@ -86,9 +86,9 @@ class PolicyTable:
         if not object_path.exists():
             hint = "build it with `make -C libhost/bpf`"
             raise UnsupportedError("network policy", f"{object_path} is not there", hint)
-        directory = pins.pin_directory(paths)
-        lock_fd = pins.lock(directory)
+        lock_fd = pins.lock(paths)
         try:
+            directory = pins.pin_directory(paths)
             bpf = BpfObject(str(object_path))
             try:
                 for name in _SIZES:

@@ -124,12 +124,12 @@ class Node:
                 if health.ready and reason in health.reason and bool(health.reason) == bool(reason):
                     return health
 
-    async def restart(self, number: int) -> None:
+    async def restart(self, number: int, *, reason: str = "") -> None:
         self.process.end(number)
         while not self._heard.empty():
             self._heard.get_nowait()
         self.process.start()
-        await self.healthy()
+        await self.healthy(reason=reason)
 
     async def ask(self, rpc: Any, message: Any) -> Any:
         return await self.bus.request(rpc, message, node=self.world.paths.node, budget_s=10)
@@ -197,7 +197,7 @@ async def test_refusals_are_typed_and_say_the_way_out(node: Node, aliases: Path)
     with pytest.raises(NotFound, match="'crates'"):
         await node.ask(subjects.POLICY_CHECK, CheckPolicy(policy=policy))
     aliases.unlink()
-    await node.restart(signal.SIGTERM)
+    await node.restart(signal.SIGTERM, reason="No such file")
     with pytest.raises(Unsupported, match=str(aliases)):
         await node.apply(sandbox, 1, MIRROR)
 

@@ -242,6 +242,13 @@ def remove_cgroups(top: Path) -> None:
     top.rmdir()
 
 
+def remove_everywhere(name: str) -> None:
+    """A service under test makes its node's cgroups in every hierarchy."""
+    for top in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()):
+        if (top / name).is_dir():
+            remove_cgroups(top / name)
+
+
 @contextmanager
 def world(tmp: Path) -> Iterator[World]:
     """A node named at random; its cgroup, bpffs and interfaces are gone afterwards."""
@@ -250,7 +257,7 @@ def world(tmp: Path) -> Iterator[World]:
     with ExitStack() as stack:
         cgroup = cgroup_root() / paths.cgroup_name
         (cgroup / "be").mkdir(parents=True)
-        stack.callback(remove_cgroups, cgroup)
+        stack.callback(remove_everywhere, paths.cgroup_name)
         stack.callback(remove_pins, paths)
         stack.enter_context(router_namespace())
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
