@@ -124,9 +124,13 @@ class SandboxCgroup:
 
     @property
     def join_files(self) -> tuple[Path, ...]:
-        """The ``cgroup.procs`` files a process writes ``0`` to, limits first, box last."""
-        v1 = [root / self._below / "cgroup.procs" for root in self._layout.hierarchies[:-1]]
-        return (*v1, self.v2_path / "box" / "cgroup.procs")
+        """The v1 ``cgroup.procs`` files a process writes ``0`` to; the v2 one it is created in."""
+        return tuple(root / self._below / "cgroup.procs" for root in self._layout.hierarchies[:-1])
+
+    @property
+    def box(self) -> Path:
+        """The v2 directory PID 1 is created in, and all the agent can change."""
+        return self.v2_path / "box"
 
     @property
     def v2_path(self) -> Path:
@@ -140,7 +144,7 @@ class SandboxCgroup:
         try:
             for root in others:
                 (root / self._below).mkdir(mode=0o755)
-            (self.v2_path / "box").mkdir(mode=0o755)
+            self.box.mkdir(mode=0o755)
             self.set_limits(limits)
         except BaseException:
             self.remove()
@@ -148,9 +152,7 @@ class SandboxCgroup:
 
     def open_box(self) -> int:
         """Descriptor of ``box`` for the agent: a mount of its own, so that ``..`` ends there."""
-        return syscall.open_tree(
-            syscall.AT_FDCWD, str(self.v2_path / "box"), syscall.OPEN_TREE_CLONE
-        )
+        return syscall.open_tree(syscall.AT_FDCWD, str(self.box), syscall.OPEN_TREE_CLONE)
 
     def set_limits(self, limits: CgroupLimits) -> None:
         dialect = cgroupfs.write_limits_v1 if self._layout.hybrid else cgroupfs.write_limits_v2

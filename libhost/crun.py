@@ -139,6 +139,7 @@ class Runtime:
             str(_NETNS_FD if has_netns else -1),
             str(_CRUN_FD),
             "1" if cgroup.hybrid else "0",
+            str(cgroup.box),
             *map(str, cgroup.join_files),
             "--",
         ]

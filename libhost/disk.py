@@ -68,17 +68,19 @@ class WritableLayer:
     """Upper and work directory of one sandbox. create -> overlay -> close; open again to pack it.
 
     The edge holds at most one per sandbox: the kernel would allow a second overlay on it.
-    ``attached`` is the path the disk was mounted on for a kernel that takes only paths.
+    ``root_fd`` is what they are in: a detached mount ends with its descriptor, whatever else is
+    open in it. ``attached`` is its path where the kernel takes only paths.
     """
 
+    root_fd: int
     upper: Place
     work: Place
     attached: Path | None = None
 
     def close(self) -> None:
         """Give up the descriptors; a running sandbox keeps the disk."""
-        os.close(self.upper.fd)
-        os.close(self.work.fd)
+        for fd in (self.upper.fd, self.work.fd, self.root_fd):
+            os.close(fd)
         if self.attached is not None:
             # The overlay holds a clone of its own.
             syscall.umount2(str(self.attached), syscall.MNT_DETACH)
@@ -107,21 +109,21 @@ class Disk(Protocol):
         """Give the prepared ones back."""
 
 
-def open_places(directory_fd: int, path: Path | None, *, attached: Path | None) -> WritableLayer:
-    """The ``upper`` and ``work`` below a directory, made if need be."""
-    places: list[Place] = []
+def open_places(root_fd: int, path: Path | None, *, attached: Path | None = None) -> WritableLayer:
+    """The ``upper`` and ``work`` below a directory, made if need be. Takes over ``root_fd``."""
+    opened = [root_fd]
     try:
         for name in ("upper", "work"):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=directory_fd)
+                os.mkdir(name, 0o755, dir_fd=root_fd)
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-            fd = os.open(name, flags, dir_fd=directory_fd)
-            places.append(Place(fd, path / name if path is not None else None))
+            opened.append(os.open(name, flags, dir_fd=root_fd))
     except BaseException:
-        for place in places:
-            os.close(place.fd)
+        for fd in opened:
+            os.close(fd)
         raise
-    return WritableLayer(places[0], places[1], attached)
+    upper, work = (path / name if path else None for name in ("upper", "work"))
+    return WritableLayer(root_fd, Place(opened[1], upper), Place(opened[2], work), attached)
 
 
 def usage_of(directory_fd: int) -> DiskUsage:

@@ -74,16 +74,13 @@ class LoopDisk:
         disk = self._take(limits)
         try:
             disk.image.rename(sandbox.disk_image)
-            return self._layer(sandbox, disk.mount_fd)
-        finally:
+        except BaseException:
             os.close(disk.mount_fd)
+            raise
+        return self._layer(sandbox, disk.mount_fd)
 
     def open(self, sandbox: SandboxPaths) -> WritableLayer:
-        mount_fd = _mount_image(sandbox.disk_image)
-        try:
-            return self._layer(sandbox, mount_fd)
-        finally:
-            os.close(mount_fd)
+        return self._layer(sandbox, _mount_image(sandbox.disk_image))
 
     def usage(self, sandbox: SandboxPaths) -> DiskUsage:
         mount_fd = _mount_image(sandbox.disk_image)
@@ -145,7 +142,7 @@ class LoopDisk:
 
     def _layer(self, sandbox: SandboxPaths, mount_fd: int) -> WritableLayer:
         if not self._by_path:
-            return open_places(mount_fd, None, attached=None)
+            return open_places(mount_fd, None)
         sandbox.disk_dir.mkdir(mode=0o700, exist_ok=True)
         syscall.move_mount(mount_fd, str(sandbox.disk_dir))
         return open_places(mount_fd, sandbox.disk_dir, attached=sandbox.disk_dir)

@@ -4,11 +4,15 @@ The edge mounts layers where no other process of the host sees them. The namespa
 by a bind of its nsfs file at ``<run>/ns/mnt``, so that the mounts outlive an edge that is killed
 and the next one shares their page cache instead of mounting a second copy. Mounts the host makes
 later are not seen inside.
+
+``<run>/live`` is a tmpfs in it: a create makes a dozen small files, which cost 5 us each there and
+400 us on the ext4 of a plain disk, and when the namespace goes, nothing of them is left to sweep.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -20,6 +24,8 @@ from libhost.paths import NodePaths
 
 _NS_GET_NSTYPE = 0xB703
 _SELF = "/proc/self/ns/mnt"
+# Some 20 KiB for each of a few thousand sandboxes.
+_LIVE_OPTIONS = "mode=0700,size=256m"
 
 
 def enter_node_namespace(paths: NodePaths) -> None:
@@ -40,7 +46,7 @@ def enter_node_namespace(paths: NodePaths) -> None:
         directory = os.getcwd()  # noqa: PTH109 -- setns resets it
         namespace = _open_pinned(pin)
         if namespace is None:
-            namespace = _make_pinned(pin)
+            namespace = _make_pinned(pin, paths.live_dir)
         try:
             syscall.setns(namespace, syscall.CLONE_NEWNS)
         finally:
@@ -62,24 +68,34 @@ def remove_node_namespace(paths: NodePaths) -> None:
         if namespace is not None:
             os.close(namespace)
             syscall.umount2(str(pin), syscall.MNT_DETACH)
-        if pin.parent.is_mount():
+        try:
             syscall.umount2(str(pin.parent), syscall.MNT_DETACH)
+        except OSError as err:
+            if err.errno != errno.EINVAL:  # not a mount
+                raise
     for leftover in (pin, _inode_file(pin)):
         leftover.unlink(missing_ok=True)
 
 
-def _make_pinned(pin: Path) -> int:
+def _make_pinned(pin: Path, live_dir: Path) -> int:
     """A new namespace, bound from the old one: a namespace cannot hold the bind of itself."""
+    live_dir.mkdir(mode=0o700, exist_ok=True)
     directory = pin.parent
-    if not directory.is_mount():
-        # On a host whose root is shared the bind below would be refused without a private parent.
+    # Below a shared mount, as a host's root often is, the bind of a namespace is refused.
+    try:
+        syscall.mount("none", str(directory), None, syscall.MS_PRIVATE)
+    except OSError as err:
+        if err.errno != errno.EINVAL:  # EINVAL: not a mount yet
+            raise
         syscall.mount(str(directory), str(directory), None, syscall.MS_BIND)
-    syscall.mount("none", str(directory), None, syscall.MS_PRIVATE)
+        syscall.mount("none", str(directory), None, syscall.MS_PRIVATE)
     pin.touch(mode=0o600)
     old = os.open(_SELF, os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscall.unshare(syscall.CLONE_NEWNS)
         syscall.mount("none", "/", None, syscall.MS_REC | syscall.MS_PRIVATE)
+        flags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
+        syscall.mount("dsec", str(live_dir), "tmpfs", flags, _LIVE_OPTIONS)
         new = os.open(_SELF, os.O_RDONLY | os.O_CLOEXEC)
         syscall.setns(old, syscall.CLONE_NEWNS)
         syscall.mount(f"/proc/self/fd/{new}", str(pin), None, syscall.MS_BIND)

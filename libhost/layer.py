@@ -1,7 +1,7 @@
 """Layers mounted on this node: each image once, shared by every sandbox that stacks it.
 
 Two mounts of one image share no page cache, so a layer is mounted once, at
-``<run>/layers/<digest>`` in the node's pinned namespace, where a successor edge finds it. The
+``<run>/live/layers/<digest>`` in the node's pinned namespace, where a successor edge finds it. The
 overlay makes a private clone of it for each sandbox, which does share.
 Counting references is the caller's: this module unmounts when told to.
 """
@@ -24,7 +24,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class MountedLayer:
     """One layer in the pinned namespace. mount_layer -> (any number of overlays) -> umount_layer.
 
-    ``fd`` is an O_PATH descriptor of the mount's root, owned by this value's holder.
+    ``fd`` is a detached clone of it, owned by this value's holder: stacked by descriptor, the
+    layer's path on the host does not show in the sandbox's mount table.
     """
 
     digest: str
@@ -46,10 +47,9 @@ def mount_layer(paths: NodePaths, digest: str, image: Path) -> MountedLayer:
     fd = erofs.mount_image(image)
     try:
         syscall.move_mount(fd, str(path))
-    except BaseException:
+    finally:
         os.close(fd)
-        raise
-    return MountedLayer(digest, path, fd)
+    return _open(path)
 
 
 def mounted_layers(paths: NodePaths) -> dict[str, MountedLayer]:
@@ -69,5 +69,5 @@ def umount_layer(paths: NodePaths, layer: MountedLayer) -> None:
 
 
 def _open(path: Path) -> MountedLayer:
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = syscall.open_tree(syscall.AT_FDCWD, str(path), syscall.OPEN_TREE_CLONE)
     return MountedLayer(path.name, path, fd)

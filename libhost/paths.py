@@ -6,16 +6,17 @@ The grammar, for node ``n`` and sandbox id ``s``::
     <state>/sandboxes/<s>/       what belongs to the sandbox and survives a reboot
     <state>/disks/               prepared writable images nobody owns yet
     <state>/trash/               what is waiting to be deleted; nothing else may read it
-    <run>/<slot>/                bundle, runtime sockets; everything in <run> may vanish at boot
-    <run>/<slot>/agent.sock      the agent's listening socket
-    <run>/crun/<s>/              the container runtime's state
     <run>/ns/mnt                 the node's pinned mount namespace
-    <run>/layers/<digest>/       a mounted layer, visible in the pinned namespace only
+    <run>/live/                  a tmpfs in that namespace: nothing below is seen outside of it
+    <run>/live/<slot>/           bundle, runtime sockets
+    <run>/live/<slot>/agent.sock the agent's listening socket
+    <run>/live/crun/<s>/         the container runtime's state
+    <run>/live/layers/<digest>/  a mounted layer
     cgroup dsec-<n>/{ls,be}/<s>  in every hierarchy used
     interface ds<slot>           host end of the sandbox's veth; dsg<slot of n> the node's gateway
 
 A slot exists because an interface name has at most 15 characters and a socket path 107. The one
-direction that matters is id -> slot; the way back is ``<run>/<slot>/id``.
+direction that matters is id -> slot; the way back is ``<run>/live/<slot>/id``.
 Nothing here touches the host.
 """
 
@@ -102,7 +103,7 @@ class NodePaths:
     def __post_init__(self) -> None:
         if not _NODE_PATTERN.fullmatch(self.node):
             raise ValueError(f"node name {self.node!r} is not of the form [a-z0-9-]{{1,24}}")
-        longest = len(str(self.run_dir)) + len("//agent.sock") + SLOT_LENGTH
+        longest = len(str(self.run_dir)) + len("/live//agent.sock") + SLOT_LENGTH
         if longest > _SOCKET_PATH_MAX:
             raise ValueError(
                 f"run directory {self.run_dir} is too long: a socket below it would have "
@@ -115,7 +116,7 @@ class NodePaths:
         return SandboxPaths(
             sandbox_id=sandbox_id,
             state_dir=self.sandboxes_dir / sandbox_id,
-            run_dir=self.run_dir / slot_of(sandbox_id),
+            run_dir=self.live_dir / slot_of(sandbox_id),
             crun_dir=self.crun_root / sandbox_id,
         )
 
@@ -144,12 +145,17 @@ class NodePaths:
         return self.run_dir / "ns" / "mnt"
 
     @property
+    def live_dir(self) -> Path:
+        """What exists for as long as the node's namespace does."""
+        return self.run_dir / "live"
+
+    @property
     def layers_dir(self) -> Path:
-        return self.run_dir / "layers"
+        return self.live_dir / "layers"
 
     @property
     def crun_root(self) -> Path:
-        return self.run_dir / "crun"
+        return self.live_dir / "crun"
 
     @property
     def lock_file(self) -> Path:

@@ -41,12 +41,16 @@ class ExitStatus:
 def identify(pid: int) -> ProcessIdentity:
     """Raises ProcessLookupError if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return ProcessIdentity(pid, int(_stat_fields(pid)[19]))
     except (FileNotFoundError, ProcessLookupError) as err:
         raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from err
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """/proc/<pid>/stat from field 3 (state) on."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
     # The name in field 2 may hold spaces and parentheses; what follows its last one is plain.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return ProcessIdentity(pid, int(fields[19]))
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def open_process(identity: ProcessIdentity) -> int:
@@ -79,25 +83,45 @@ def kill(pidfd: int, signal_number: int = signal.SIGKILL) -> None:
         signal.pidfd_send_signal(pidfd, signal_number)
 
 
-def exit_status(pidfd: int, *, timeout_s: float = 1.0) -> ExitStatus:
+def exit_status(pidfd: int, *, timeout_s: float = 2.0) -> ExitStatus:
     """How an exited process ended, also one that is not our child.
 
-    The kernel tells once the parent has reaped it, which hangs up the pidfd; ``timeout_s`` bounds
-    the wait for a parent that is slow.
+    The kernel tells it by pidfd once the process has been reaped, and by /proc until then; between
+    the two calls it may just have been, hence the second attempt. ``timeout_s`` bounds the wait
+    for that.
     """
-    _poll(pidfd, 0, timeout_s)
+    status = _status_of_reaped(pidfd)
+    if status is None:
+        status = _status_of_zombie(pidfd)
+    if status is None and _poll(pidfd, 0, timeout_s):  # hung up: reaped
+        status = _status_of_reaped(pidfd)
+    if status is None:
+        return ExitStatus(None, None)
+    code = os.waitstatus_to_exitcode(status)
+    return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+
+
+def _status_of_reaped(pidfd: int) -> int | None:
     record = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, record)
     except OSError as err:
         if err.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
-            return ExitStatus(None, None)
+            return None
         raise
     mask, *_, status = _PIDFD_INFO.unpack(record)
-    if not mask & _PIDFD_INFO_EXIT:
-        return ExitStatus(None, None)
-    code = os.waitstatus_to_exitcode(status)
-    return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+def _status_of_zombie(pidfd: int) -> int | None:
+    """The last field of its stat. fdinfo says -1 instead of the pid once it is reaped."""
+    info = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    pid = next(line.split()[1] for line in info if line.startswith("Pid:"))
+    try:
+        fields = _stat_fields(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[-1]) if fields[0] == b"Z" else None
 
 
 def _poll(pidfd: int, events: int, timeout_s: float) -> bool:
