@@ -8,22 +8,16 @@
 
 #include "conn.h"
 #include "index.h"
+#include "kept.h"
 #include "loop.h"
 
-struct list exec_watched, exec_kept;
+struct list exec_watched = {&exec_watched, &exec_watched};
 
 static struct exec slots[SLOTS] __attribute__((aligned(4096)));
 static int used;  /* slots ever used: the others' memory is untouched */
-static struct list free_slots;
-static int live, kept;
-static size_t kept_chunks;  /* in the rings of the kept */
+static struct list free_slots = {&free_slots, &free_slots};
+static int live;
 static struct index by_id, by_stream, by_pid;
-
-void exec_init(void) {
-    list_init(&exec_watched);
-    list_init(&exec_kept);
-    list_init(&free_slots);
-}
 
 /* --- finding --- */
 
@@ -68,85 +62,10 @@ void exec_unindex_pid(struct exec *exec) {
     exec->pid = 0;
 }
 
-/* --- keeping results --- */
-
-/* Nobody reads it and none of its children is alive. Results that no edge has had yet go last. */
-static bool evictable(const struct exec *exec, bool told) {
-    return !exec->stream && !exec->tree.leader && exec->told == told;
-}
-
-static size_t chunks_of(const struct exec *exec) { return exec->out[0].ring.count + exec->out[1].ring.count; }
-
-static bool evict_output(bool told) {
-    for (struct list *at = exec_kept.next; kept_chunks > 0 && at != &exec_kept; at = at->next) {
-        struct exec *exec = container_of(at, struct exec, link);
-        if (!exec->stream && exec->told == told && chunks_of(exec) > 0) {
-            kept_chunks -= chunks_of(exec);
-            output_forget(&exec->out[0]);
-            output_forget(&exec->out[1]);
-            return true;
-        }
-    }
-    return false;
-}
-
-bool exec_evict_output(void) { return evict_output(true) || evict_output(false); }
-
-static bool evict_record(bool told) {
-    for (struct list *at = exec_kept.next; at != &exec_kept; at = at->next) {
-        struct exec *exec = container_of(at, struct exec, link);
-        if (evictable(exec, told)) {
-            exec_release(exec);
-            return true;
-        }
-    }
-    return false;
-}
-
-void exec_keep(struct exec *exec) {
-    exec->state = EXEC_ENDED;
-    live--;
-    kept++;
-    kept_chunks += chunks_of(exec);
-    list_remove(&exec->link);
-    list_append(&exec_kept, &exec->link);
-    queue_keep(&exec->out[0].ring);
-    queue_keep(&exec->out[1].ring);
-    while (kept_chunks * CHUNK > RETAIN_BYTES && exec_evict_output()) {
-    }
-    while (kept > MAX_KEPT && (evict_record(true) || evict_record(false))) {
-    }
-}
-
-uint64_t exec_kept_until(void) {
-    if (list_empty(&exec_kept))
-        return UINT64_MAX;
-    return container_of(exec_kept.next, struct exec, link)->ended_ns + RETAIN_S * SECOND;
-}
-
-/* What cannot be forgotten yet (children alive, an edge still reading) goes to the end of the queue. */
-void exec_expire(uint64_t now) {
-    for (int left = kept; left > 0 && exec_kept_until() <= now; left--) {
-        struct exec *exec = container_of(exec_kept.next, struct exec, link);
-        if (evictable(exec, exec->told)) {
-            exec_release(exec);
-        } else {
-            list_remove(&exec->link);
-            list_append(&exec_kept, &exec->link);
-        }
-    }
-    /* Quiet: the table's memory goes back. Only here, where no collected event can still point into it. */
-    if (live + kept == 0) {  /* quiet: the table's memory goes back */
-        list_init(&free_slots);
-        madvise(slots, sizeof slots, MADV_DONTNEED);
-        used = 0;
-    }
-}
-
 /* --- beginning and forgetting --- */
 
 static struct exec *take_slot(void) {
-    if (list_empty(&free_slots) && used == SLOTS && !evict_record(true) && !evict_record(false))
+    if (list_empty(&free_slots) && used == SLOTS && !kept_give_record())
         return NULL;
     struct exec *exec;
     if (!list_empty(&free_slots)) {
@@ -170,21 +89,38 @@ void exec_release(struct exec *exec) {
     if (exec->pid)
         exec_unindex_pid(exec);
     list_remove(&exec->ready);
-    if (exec->state == EXEC_ENDED)
-        kept_chunks -= chunks_of(exec);
+    if (exec->state == EXEC_RUNNING)
+        live--;
+    else
+        kept_remove(exec);
     output_close(&exec->out[0]);
     output_close(&exec->out[1]);
     input_close(&exec->in);
     tree_close(&exec->tree);
-    *(exec->state == EXEC_RUNNING ? &live : &kept) -= 1;
     exec->state = EXEC_FREE;
     list_remove(&exec->link);
     list_append(&free_slots, &exec->link);
 }
 
+void exec_ended(struct exec *exec) {
+    exec->state = EXEC_ENDED;
+    live--;
+    queue_keep(&exec->out[0].ring);
+    queue_keep(&exec->out[1].ring);
+    kept_add(exec);
+}
+
+void exec_rest(void) {
+    if (live + kept_count() > 0)
+        return;
+    list_init(&free_slots);
+    madvise(slots, sizeof slots, MADV_DONTNEED);
+    used = 0;
+}
+
 static bool promise(struct queue *queue, uint32_t chunks) {
     while (!queue_open(queue, chunks))
-        if (!exec_evict_output())
+        if (!kept_give_output())
             return false;
     return true;
 }

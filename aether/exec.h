@@ -1,5 +1,5 @@
 /* The records: every command and file operation that runs or whose result is kept.
- * exec.c: the table, admission, what is kept. life.c: from the start to the end. stream.c: what the edge sees of it. */
+ * exec.c: the table. life.c: from the start to the end. stream.c: what the edge sees of it. kept.c: what remains. */
 #ifndef AETHER_EXEC_H
 #define AETHER_EXEC_H
 
@@ -18,7 +18,7 @@
 enum exec_state { EXEC_FREE, EXEC_RUNNING, EXEC_ENDED };
 
 struct exec {
-    struct list link;   /* in `exec_watched`, `exec_kept` or the free list */
+    struct list link;   /* in `exec_watched`, one of the lists of kept.c, or the free list */
     struct list ready;  /* in the queue of those with something to send */
     enum exec_state state;
     bool is_file;
@@ -37,7 +37,7 @@ struct exec {
     struct output out[2];
     struct input in;
 
-    bool told;          /* an edge has had its EXIT */
+    bool read;          /* an edge has had its output and EXIT */
     bool timed_out, killed, survivors;
     bool killing;       /* SIGKILL was sent to the tree, which is not gone yet */
     uint32_t kill_streams[KILL_WAITERS];
@@ -46,6 +46,7 @@ struct exec {
     uint64_t deadline_ns;           /* UINT64_MAX: none */
     uint64_t idle_ns, drain_ns;     /* when to let go of pipes that others hold */
     uint64_t kill_ns;               /* when to stop waiting for a killed tree */
+    uint64_t listed_ns;             /* since when it is in its list of kept.c */
 };
 
 struct exec_options {
@@ -57,9 +58,7 @@ struct exec_options {
 
 /* --- exec.c --- */
 extern struct list exec_watched;  /* running, or being killed: those with deadlines */
-extern struct list exec_kept;     /* ended, oldest first */
 
-void exec_init(void);
 int exec_slot(const struct exec *exec);
 struct exec *exec_by_id(const struct str *id);
 struct exec *exec_by_stream(uint32_t stream);
@@ -68,11 +67,9 @@ void exec_index_stream(struct exec *exec, uint32_t stream);  /* 0: none any more
 void exec_unindex_pid(struct exec *exec);
 
 struct exec *exec_start(const struct exec_options *options, const struct job *job, int *error);  /* NULL: nothing ran */
-void exec_keep(struct exec *exec);     /* it ended: its result is kept within bounds */
+void exec_ended(struct exec *exec);    /* from now on it is kept */
 void exec_release(struct exec *exec);  /* forgets it */
-bool exec_evict_output(void);          /* makes room in the pool; false: nothing kept is left to give */
-uint64_t exec_kept_until(void);
-void exec_expire(uint64_t now);
+void exec_rest(void);                  /* gives memory back if nothing is left; not while events are handled */
 void exec_detach_all(void);
 void exec_list(void);                  /* appends *processes* to the frame under construction */
 

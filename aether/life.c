@@ -4,6 +4,7 @@
 
 #include "conn.h"
 #include "exec.h"
+#include "kept.h"
 #include "loop.h"
 
 /* No earlier than this does any record's deadline come; may be too early, which costs one look. */
@@ -121,7 +122,7 @@ static void finish(struct exec *exec, bool gone) {
     output_discard(&exec->out[0]);
     output_discard(&exec->out[1]);
     exec_wake(exec);
-    exec_keep(exec);
+    exec_ended(exec);
 }
 
 /* Pipes still open after the leader: held by children it left behind, or full of bytes the edge has no credit for. */
@@ -154,8 +155,7 @@ void exec_check(struct exec *exec) {
     } else if (gone || was_killing) {
         if (gone)
             tree_close(&exec->tree);
-        list_remove(&exec->link);
-        list_append(&exec_kept, &exec->link);
+        kept_return(exec);
     }
 }
 
@@ -176,7 +176,7 @@ void exec_reaped(pid_t pid, int status) {
 
 /* --- time --- */
 
-uint64_t exec_next_deadline(void) { return min(next_deadline, exec_kept_until()); }
+uint64_t exec_next_deadline(void) { return min(next_deadline, kept_until()); }
 
 void exec_tick(void) {
     uint64_t now = now_ns();
@@ -199,7 +199,8 @@ void exec_tick(void) {
             deadline(exec->kill_ns);
         exec_check(exec);
     }
-    exec_expire(now);
+    kept_expire(now);
+    exec_rest();
 }
 
 void exec_shift_deadlines(uint64_t ns) {

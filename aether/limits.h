@@ -11,7 +11,7 @@
 enum {
     SLOTS = 2048,            /* records: running or kept */
     MAX_LIVE = 1024,         /* commands and file operations under way */
-    MAX_KEPT = 1024,         /* ended, result kept */
+    MAX_READ = 512,          /* ended, and read by an edge; those not read yet are no more than could run */
     KILL_WAITERS = 4,        /* KILL requests waiting for one tree to be gone */
 
     CHUNK = 16 * 1024,       /* unit of the buffer pool */
@@ -22,7 +22,8 @@ enum {
     STDIN_WINDOW = 64 * 1024,
     STDIN_CHUNKS = 5,        /* a window that starts in the middle of a chunk */
     RETAIN_BYTES = 8 * 1024 * 1024,
-    RETAIN_S = 900,
+    RETAIN_S = 900,          /* a record */
+    RETAIN_READ_S = 60,      /* its output, once an edge has had it */
 
     PIPE_READ = 64 * 1024,   /* one read from a pipe: its usual capacity */
     READS_PER_EVENT = 4,     /* then others have their turn */

@@ -105,7 +105,6 @@ static void set_up(struct arguments *args) {
     uint8_t boot_id[16];
     check("random numbers", getrandom(boot_id, sizeof boot_id, 0) == sizeof boot_id ? 0 : -EIO);
     request_init(boot_id);
-    exec_init();
     check("buffers", pool_init(args->pool_mib << 20) ? 0 : -ENOMEM);
     check("root", root_init());
     check("loop", loop_init());

@@ -6,6 +6,7 @@
 
 #include "conn.h"
 #include "exec.h"
+#include "kept.h"
 #include "limits.h"
 
 static uint8_t scratch[PIPE_READ];
@@ -50,7 +51,7 @@ static size_t room(struct output *output) {
         if (bytes >= CHUNK / 2)
             return bytes;
         bool pool_empty = output->ring.count < RING_CHUNKS;
-        if (!(pool_empty && exec_evict_output()) && !make_room(output))
+        if (!(pool_empty && kept_give_output()) && !make_room(output))
             return bytes;
     }
 }

@@ -21,7 +21,7 @@ void request_hello(void) {
     out_u32(tree_has_cgroups() ? HELLO_CGROUP : 0);
     out_u32(MAX_PAYLOAD);
     out_u32(MAX_LIVE);
-    out_u32(MAX_KEPT);
+    out_u32(MAX_READ);
     out_u32(STDIN_WINDOW);
     out_u32(RING_BYTES);
     out_u32((uint32_t)pool_bytes());

@@ -5,6 +5,7 @@
 
 #include "conn.h"
 #include "exec.h"
+#include "kept.h"
 
 static struct list ready_queue = {&ready_queue, &ready_queue};
 
@@ -115,7 +116,8 @@ static bool send_some(struct exec *exec) {
         return exec->credit > 0;
     if (exec->state == EXEC_ENDED) {
         send_exit(exec);
-        exec->told = true;
+        if (!exec->is_file && !exec->watch)
+            kept_read(exec);
         exec_detach(exec);
     }
     return false;
