@@ -37,8 +37,8 @@ from .wire.model import Message
 
 __all__ = [
     "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming", "Part",
-    "PubAck", "Reception", "Serving", "complaint", "current_call", "leave_call", "refusal",
-    "ttl_header",
+    "PubAck", "Reception", "Serving", "Tokens", "complaint", "current_call", "leave_call",
+    "refusal", "ttl_header",
 ]  # fmt: skip
 
 Req = TypeVar("Req", bound=Message)

@@ -43,16 +43,21 @@ class Telemetry:
         in_ring = metrics.spans_dropped.labels("ring")
         in_export = metrics.spans_dropped.labels("export")
         ring = SpanRing(settings.span_ring_size, service, settings.node, on_drop=in_ring.inc)
+        resource = _resource(service, settings)
         provider = TracerProvider(
             sampler=RecordAll(settings.trace_sample_ratio),
-            resource=_resource(service, settings),
+            resource=resource,
             shutdown_on_exit=False,
         )
         provider.add_span_processor(ring)
         export = None
         if has_otlp_endpoint():
             export = SpanExport(
-                OTLPSpanExporter(), ring, slow_s=settings.trace_slow_s, on_drop=in_export.inc
+                OTLPSpanExporter(),
+                ring,
+                resource,
+                slow_s=settings.trace_slow_s,
+                on_drop=in_export.inc,
             )
             provider.add_span_processor(export)
         trace.set_tracer_provider(provider)
