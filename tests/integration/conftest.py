@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from libdsec.bus import Bus
+from libdsec.wire import subjects
+from services.chassis.topology import ensure_topology
 
+from .jobs import WORK, WORKER
 from .servers import NatsServer, Valkey
 
 Connect = Callable[..., Awaitable[Bus]]
@@ -55,6 +58,13 @@ async def connect(nats_server: NatsServer) -> AsyncIterator[Connect]:
     yield connect
     for bus in buses:
         await bus.close()
+
+
+@pytest.fixture
+async def topology(bus: Bus) -> Bus:
+    """The bus, with the tests' work queue and the dead letters in place."""
+    await ensure_topology(bus, streams=[WORK, subjects.DLQ], durables=[WORKER])
+    return bus
 
 
 @pytest.fixture
