@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libhost import command, loop, syscall
-from libhost.disk import (
+from libhost.overlay import OverlayMode
+from libhost.paths import NodePaths, SandboxPaths
+from libhost.writable import (
     DiskLimits,
     DiskMode,
     DiskUsage,
@@ -27,8 +29,6 @@ from libhost.disk import (
     open_places,
     usage_of,
 )
-from libhost.overlay import OverlayMode
-from libhost.paths import NodePaths, SandboxPaths
 
 _MKFS_TIMEOUT_S = 60.0
 _INODE_BYTES = 256
@@ -80,10 +80,10 @@ class LoopDisk:
         return self._layer(sandbox, disk.mount_fd)
 
     def open(self, sandbox: SandboxPaths) -> WritableLayer:
-        return self._layer(sandbox, _mount_image(sandbox.disk_image))
+        return self._layer(sandbox, mount_image(sandbox.disk_image))
 
     def usage(self, sandbox: SandboxPaths) -> DiskUsage:
-        mount_fd = _mount_image(sandbox.disk_image)
+        mount_fd = mount_image(sandbox.disk_image)
         try:
             return usage_of(mount_fd)
         finally:
@@ -125,7 +125,7 @@ class LoopDisk:
         image = self._paths.disks_dir / f"{secrets.token_hex(8)}.img"
         try:
             _copy_sparse(template, image)
-            mount_fd = _mount_image(image)
+            mount_fd = mount_image(image)
         except BaseException:
             image.unlink(missing_ok=True)
             raise
@@ -137,7 +137,7 @@ class LoopDisk:
         template = self._paths.disks_dir / f"{limits.size_mib}-{limits.files}.template"
         with self._template_lock:
             if not template.exists():
-                _make_filesystem(template, limits)
+                make_filesystem(template, limits)
         return template
 
     def _layer(self, sandbox: SandboxPaths, mount_fd: int) -> WritableLayer:
@@ -148,7 +148,7 @@ class LoopDisk:
         return open_places(mount_fd, sandbox.disk_dir, attached=sandbox.disk_dir)
 
 
-def _make_filesystem(image: Path, limits: DiskLimits) -> None:
+def make_filesystem(image: Path, limits: DiskLimits) -> None:
     """The usable size is what was asked for: inode tables and bitmaps come on top."""
     size = limits.size_mib * _MIB
     groups = size // (128 * _MIB) + 1
@@ -183,7 +183,7 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
         start += os.copy_file_range(source, target, end - start, start, start)
 
 
-def _mount_image(image: Path) -> int:
+def mount_image(image: Path) -> int:
     """A detached mount of the image; of a live one the same file system once more."""
     device = loop.device_of(image)
     device_fd = -1

@@ -38,9 +38,12 @@ _SCOPE_LINK = 253
 _POOL_PREFIX = "dsp"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Link:
-    """take -> open_gate -> (container started) close_namespace -> remove."""
+    """take -> open_gate -> (container started) close_namespace -> remove.
+
+    ``namespace_fd`` is -1 once it is closed, and from the start for a link that was found.
+    """
 
     interface: str
     ifindex: int
@@ -48,8 +51,10 @@ class Link:
     namespace_fd: int
 
     def close_namespace(self) -> None:
-        """Give up the descriptor once a process lives in the namespace."""
-        os.close(self.namespace_fd)
+        """Give up the descriptor once a process lives in the namespace; idempotent."""
+        fd, self.namespace_fd = self.namespace_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class NodeNetwork:
