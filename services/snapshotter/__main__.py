@@ -10,7 +10,7 @@ from libdsec.wire.snapshot import SnapshotterHealth, queue_group
 from libhost.aio import HostThreads
 from libhost.cgroup import NodeCgroups
 from libhost.paths import NodePaths
-from libhost.probe import HostCapabilities, probe_host
+from libhost.probe import probe_host
 
 from ..chassis.run import run
 from ..chassis.service import Service
@@ -35,7 +35,7 @@ async def setup(service: Service[SnapshotterSettings]) -> None:
     pauses = Pauses(settings.node, pauser, settings.parallel_pauses, metrics)
     service.stack.callback(pauses.close)
     await serve(service, pauses)
-    service.spawn(report_health(service, host), name="health")
+    service.spawn(report_health(service), name="health")
 
 
 async def serve(service: Service[SnapshotterSettings], pauses: Pauses) -> None:
@@ -50,9 +50,8 @@ async def serve(service: Service[SnapshotterSettings], pauses: Pauses) -> None:
     )
 
 
-async def report_health(service: Service[SnapshotterSettings], host: HostCapabilities) -> None:
-    """The reason is also given when ready: what a pause will not bring on this host."""
-    health = SnapshotterHealth(ready=True, reason="" if host.swap.ok else host.swap.reason)
+async def report_health(service: Service[SnapshotterSettings]) -> None:
+    health = SnapshotterHealth(ready=True)
     while True:
         with contextlib.suppress(Unavailable):  # the bus comes back, and so does the next report
             await service.bus.publish(subjects.SNAPSHOT_HEALTH, health, node=service.settings.node)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from libdsec.wire.snapshot import Frozen, Thawed
 from libhost.cgroup import NodeCgroups, SandboxCgroup
 from libhost.errors import UnsupportedError
-from libhost.memory import prefetch, reclaim
+from libhost.memory import ReclaimWay, prefetch, reclaim
 from libhost.probe import HostCapabilities
 from libhost.task import blocked_tasks
 
@@ -53,6 +53,9 @@ class Pauser:
             done = reclaim(cgroup, self.host, timeout_s=timeout_s)
         except (UnsupportedError, OSError) as err:
             return frozen.model_copy(update={"how": f"none: {err}"})
+        way = done.way
+        if way is ReclaimWay.FILE_ONLY and done.swapped_bytes > 0:
+            way = ReclaimWay.PAGEOUT  # swap was added after this process looked for it
         return frozen.model_copy(
             update={
                 "reclaim_ms": (time.monotonic() - began) * 1000,
@@ -61,7 +64,7 @@ class Pauser:
                 "file_bytes": done.file_bytes,
                 "swapped_bytes": done.swapped_bytes,
                 "partial": done.partial,
-                "how": done.way.value,
+                "how": way.value,
             }
         )
 

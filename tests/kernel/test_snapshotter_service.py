@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Workers:
             "DSEC_STATE_DIR": str(self.cgroups.paths.state_dir),
             "DSEC_RUN_DIR": str(self.cgroups.paths.run_dir),
             "DSEC_HTTP_PORT": "0",
+            "DSEC_HTTP_PORT_FILE": str(self._directory / "port"),
         }
         log = (self._directory / f"snapshotter-{len(self._processes)}.log").open("wb")
         with log:
@@ -63,6 +65,12 @@ class Workers:
         async with asyncio.timeout(20):
             await self.health.get()
         return process
+
+    def metrics(self) -> str:
+        """Of the worker that started last."""
+        port = (self._directory / "port").read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read(), "utf-8")
 
     def close(self) -> None:
         for process in self._processes:
@@ -119,10 +127,13 @@ async def test_a_pause_and_a_resume_through_the_bus(workers: Workers, tmp_path: 
     assert cgroup.is_frozen()
     assert frozen.how in ("memory_reclaim", "pageout", "file_only")
     assert frozen.resident_bytes > 0
-    assert await workers.freeze(cgroup, reclaim=False) != frozen
     await workers.thaw(cgroup.sandbox_id)
     await workers.thaw(cgroup.sandbox_id)
     assert await went_on(counter)
+    metrics = await asyncio.to_thread(workers.metrics)
+    assert 'dsec_snapshotter_pauses_total{outcome="ok"} 1.0' in metrics
+    assert "dsec_snapshotter_freeze_seconds_count 1.0" in metrics
+    assert "dsec_snapshotter_prefetch_seconds_count 2.0" in metrics
 
 
 async def test_what_cannot_be_paused_is_a_typed_refusal(workers: Workers, tmp_path: Path) -> None:
