@@ -22,6 +22,8 @@ from .sandbox import SandboxSpec
 
 MAX_ATTEMPTS: Final = 3  # placements of an item whose start fails, before it fails for good
 
+PAST_REQUESTS: Final = 8
+
 # What a name may be that becomes part of a journal's or a bucket's key.
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -98,7 +100,8 @@ class ClaimState(StrEnum):
 class Claim(Message):
     """(project, key) → what became of it. Written by schedulers only, by compare-and-set."""
 
-    request_id: str
+    request_id: str  # the newest request with this key; it alone can cancel
+    past: tuple[str, ...] = ()  # earlier ones, and cancelled ones; at most PAST_REQUESTS
     digest: str  # of the arguments as the caller gave them; "" before they were seen
     epoch: int
     state: ClaimState
@@ -106,6 +109,7 @@ class Claim(Message):
     layers: tuple[str, ...] = ()  # references with versions: what the names meant at first
     items: tuple[AcceptedItem, ...] = ()
     failed: dict[int, ErrorReply] = {}
+    condemned: tuple[AcceptedItem, ...] = ()  # of cancelled requests, until their nodes agree
 
 
 def claim_key(project: str, key: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from libdsec.errors import DSecError
 from libdsec.wire.defaults import OFFER_TIMEOUT_S, WHOHAS_TIMEOUT_S
@@ -29,10 +29,22 @@ from libdsec.wire.placement import (
     claim_key,
 )
 
-from .claims import by_node, missing
-from .effects import AskWhoHas, MakeOffers, ReadClaim, ResolveLayers, Steps, Tell, WriteClaim, do
+from .claims import by_node, missing, owned_by, withdrawals
+from .effects import (
+    AskWhoHas,
+    MakeOffers,
+    ReadClaim,
+    ResolveLayers,
+    Steps,
+    Tell,
+    Withdraw,
+    WriteClaim,
+    do,
+)
 from .filters import Need
 from .placement import Choice
+
+WITHDRAW_TIMEOUT_S: Final = 2.0
 
 
 class Cluster(Protocol):
@@ -123,18 +135,17 @@ class Attempt:
         )
         return (yield from self.store(self.claim))
 
-    def advance(self, *, afresh: bool = False) -> Steps[bool]:
+    def advance(self) -> Steps[bool]:
         """Store the claim under a new epoch: what was offered under the old one is void unless it
         is found and taken over. False: somebody else has written it."""
-        claim = self.claim.model_copy(
+        claim = owned_by(self.claim, self.request.request_id).model_copy(
             update={
-                "request_id": self.request.request_id,
                 "digest": self.job.digest,
                 "count": self.request.count,
                 "epoch": self.claim.epoch + 1,
                 "state": ClaimState.PLACING,
                 "layers": tuple(layer.ref for layer in self.layers.all),
-                "items": () if afresh else self.items,
+                "items": self.items,
                 "failed": {},
             }
         )
@@ -196,6 +207,15 @@ class Attempt:
         ask = WhoHas(request_id=request_id, project=self.job.project, epoch=self.claim.epoch)
         for holding in (yield from do(AskWhoHas(ask, nodes, WHOHAS_TIMEOUT_S))):
             self._take(holding.items, self.missing)
+
+    def withdraw(self) -> Steps[None]:
+        """Have another go at what cancelled requests with this key have left behind."""
+        groups = by_node(self.claim.condemned)
+        if groups:
+            verdicts = withdrawals(self.claim, self.job.project)
+            agreed = yield from do(Withdraw(verdicts, WITHDRAW_TIMEOUT_S))
+            left = tuple(i for node, items in groups.items() if node not in agreed for i in items)
+            self.claim = self.claim.model_copy(update={"condemned": left})  # stored with the next
 
     def verdicts(self, items: Iterable[AcceptedItem]) -> dict[str, Verdict]:
         """That the claim names these, for each node."""

@@ -10,7 +10,14 @@ from enum import Enum
 from typing import Final
 
 from libdsec.wire.ids import sandbox_node
-from libdsec.wire.placement import AcceptedItem, Claim, ClaimState, PlaceRequest
+from libdsec.wire.placement import (
+    PAST_REQUESTS,
+    AcceptedItem,
+    Claim,
+    ClaimState,
+    PlaceRequest,
+    Verdict,
+)
 
 # How often a request looks at another's unfinished claim of the same key (once a second) before it
 # takes it over: longer than a delivery stays with a scheduler that has died.
@@ -41,17 +48,34 @@ def meaning(claim: Claim, request: PlaceRequest, digest: str, looks: int) -> Mea
     if claim.digest not in ("", digest):
         return Meaning.CONFLICT
     same = claim.request_id == request.request_id
+    past = request.request_id in claim.past
     match claim.state:
-        case ClaimState.PLACED if same or len(claim.items) == claim.count:
+        case ClaimState.PLACED if same or past or len(claim.items) == claim.count:
             return Meaning.ANSWER
-        case ClaimState.FAILED if same:
+        case ClaimState.FAILED if same or past:
             return Meaning.REFUSE
-        case ClaimState.CANCELLED if same:
+        case ClaimState.CANCELLED if same or past:
             return Meaning.DROP
-        case ClaimState.PLACING | ClaimState.WAITING if not same and looks <= PATIENCE:
+        case ClaimState.PLACING | ClaimState.WAITING if past or not (same or looks > PATIENCE):
             return Meaning.LOOK_AGAIN
         case _:
             return Meaning.CONTINUE
+
+
+def owned_by(claim: Claim, request_id: str) -> Claim:
+    """The claim with its newest request; the one before is past, and so powerless over it."""
+    if claim.request_id == request_id:
+        return claim
+    past = (*(r for r in claim.past if r != request_id), claim.request_id)
+    return claim.model_copy(update={"request_id": request_id, "past": past[-PAST_REQUESTS:]})
+
+
+def withdrawals(claim: Claim, project: str) -> dict[str, Verdict]:
+    """What the nodes of condemned sandboxes are told."""
+    return {
+        node: Verdict(request_id=claim.request_id, project=project, lost=items)
+        for node, items in by_node(claim.condemned).items()
+    }
 
 
 def missing(claim: Claim) -> list[int]:

@@ -23,7 +23,7 @@ from libdsec.wire.error import ErrorReply
 from libdsec.wire.placement import Announcement, ClaimState, PlaceRequest, Progress
 
 from .attempt import Attempt, Cluster, Job
-from .claims import Meaning, meaning
+from .claims import Meaning, meaning, owned_by
 from .effects import (
     AnnounceAgain,
     Answer,
@@ -90,8 +90,9 @@ def _continue(at: Attempt) -> Steps[Outcome]:
         choice = at.cluster.choose(at.need, 0, ())
         if not choice.possible:  # the usual case of a request that waits
             return (yield from _park(at, choice, unchanged=True))
-    if not (yield from at.advance(afresh=over)):
+    if not (yield from at.advance()):
         return LOOK_AGAIN
+    yield from at.withdraw()
     if before.state is ClaimState.PLACING:
         yield from at.find(before.request_id, at.cluster.names())
     inherits = bool(at.claim.items) and before.request_id != at.request.request_id
@@ -153,8 +154,12 @@ def _give_up(at: Attempt, error: DSecError) -> Steps[Outcome]:
 
 
 def _announce_again(at: Attempt) -> Steps[Outcome]:
-    """Everything is placed: its edges tell this caller. What a lost node held has failed, and the
-    claim says so, so that the node ends it if it ever comes back."""
+    """Everything is placed: the claim is this caller's now, and its edges tell it so. What a lost
+    node held has failed, and the claim says so: the node ends it if it ever comes back."""
+    claim = owned_by(at.claim, at.request.request_id)
+    taken = claim is not at.claim and at.request.request_id not in at.claim.past
+    if taken and not (yield from at.store(claim)):
+        return LOOK_AGAIN
     verdicts = at.verdicts(at.claim.items)
     agreed = yield from do(AnnounceAgain(verdicts, OFFER_TIMEOUT_S))
     silent = {node: verdict for node, verdict in verdicts.items() if node not in agreed}

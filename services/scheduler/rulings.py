@@ -7,6 +7,7 @@ from typing import Final
 
 from libdsec.errors import Unavailable
 from libdsec.wire.placement import (
+    PAST_REQUESTS,
     AcceptedItem,
     CancelRequest,
     Claim,
@@ -17,11 +18,11 @@ from libdsec.wire.placement import (
     claim_key,
 )
 
-from .claims import by_node
-from .effects import ReadClaim, Republish, Steps, Stored, Withdraw, WriteClaim, do
+from .attempt import WITHDRAW_TIMEOUT_S
+from .claims import by_node, owned_by, withdrawals
+from .effects import ReadClaim, Republish, Steps, Withdraw, WriteClaim, do
 
 TRIES: Final = 5  # of a compare-and-set against other writers before the caller has to come back
-WITHDRAW_TIMEOUT_S: Final = 2.0
 _OPEN: Final = (ClaimState.PLACING, ClaimState.WAITING)
 
 
@@ -50,13 +51,13 @@ def _open_to(claim: Claim, held: Held) -> bool:
 
 
 def _verdict(claim: Claim, held: Held) -> Verdict:
-    over = claim.state in (ClaimState.CANCELLED, ClaimState.FAILED)
-    names = {} if over else {item.index: item.sandbox_id for item in claim.items}
+    names = {item.index: item.sandbox_id for item in claim.items}
+    settled = claim.state is not ClaimState.PLACING
     confirmed, lost = [], []
     for item in (*held.items, *held.ended):
         if names.get(item.index) == item.sandbox_id:
             confirmed.append(item)
-        elif item.index in names or claim.state is not ClaimState.PLACING:
+        elif item.index in names or item in claim.condemned or settled:
             lost.append(item)  # while it is being placed, an item may still be taken over
     return Verdict(
         request_id=held.request_id,
@@ -74,12 +75,12 @@ def free(retry: RetryRequest) -> Steps[None]:
     dead = {item.sandbox_id for item in retry.items}
     for _ in range(TRIES):
         stored = yield from do(ReadClaim(key))
-        if stored is None or stored.claim.request_id != request.request_id:
+        if stored is None:
             return
         claim = stored.claim
         if not any(item.sandbox_id in dead for item in claim.items):
             break
-        claim = claim.model_copy(
+        claim = owned_by(claim, request.request_id).model_copy(
             update={
                 "items": tuple(i for i in claim.items if i.sandbox_id not in dead),
                 "epoch": claim.epoch + 1,
@@ -90,7 +91,7 @@ def free(retry: RetryRequest) -> Steps[None]:
             break
     else:
         raise Unavailable(f"the claim of request {request.request_id} is being fought over")
-    if claim.state in _OPEN:
+    if claim.state in _OPEN and claim.request_id == request.request_id:
         first = min(item.index for item in retry.items)
         message_id = f"{retry.project}.{request.request_id}.{request.attempt}.{first}"
         yield from do(Republish(retry.project, request, message_id))
@@ -99,37 +100,52 @@ def free(retry: RetryRequest) -> Steps[None]:
 def cancel(project: str, request: CancelRequest) -> Steps[tuple[AcceptedItem, ...]]:
     """The claim says cancelled, also one that does not exist yet, so that the request is dropped
     when the queue delivers it; what was placed ends. Gives the sandboxes whose nodes have not
-    agreed: they end when those nodes ask."""
+    agreed: say it again, or they end when those nodes ask."""
     key = claim_key(project, request.key)
     for _ in range(TRIES):
         stored = yield from do(ReadClaim(key))
-        if stored is not None and stored.claim.request_id != request.request_id:
-            return ()
-        claim = _cancelled(request, stored)
-        if stored is not None and stored.claim.state is ClaimState.CANCELLED:
-            break
-        revision = stored.revision if stored else 0
-        if (yield from do(WriteClaim(key, claim, revision))) is not None:
-            break
-    else:
-        raise Unavailable(f"the claim of request {request.request_id} is being fought over")
-    verdicts = {
-        node: Verdict(request_id=request.request_id, project=project, epoch=claim.epoch, lost=items)
-        for node, items in by_node(claim.items).items()
-    }
-    if not verdicts:
+        before, revision = (stored.claim, stored.revision) if stored else (None, 0)
+        claim = _cancelled(request, before)
+        if claim is not before:
+            written = yield from do(WriteClaim(key, claim, revision))
+            if written is None:
+                continue
+            revision = written
+        return (yield from _withdraw(key, claim, revision, project))
+    raise Unavailable(f"the claim of request {request.request_id} is being fought over")
+
+
+def _withdraw(
+    key: str, claim: Claim, revision: int, project: str
+) -> Steps[tuple[AcceptedItem, ...]]:
+    if not claim.condemned:
         return ()
-    agreed = yield from do(Withdraw(verdicts, WITHDRAW_TIMEOUT_S))
-    return tuple(i for node, v in verdicts.items() if node not in agreed for i in v.lost)
+    agreed = yield from do(Withdraw(withdrawals(claim, project), WITHDRAW_TIMEOUT_S))
+    groups = by_node(claim.condemned)
+    left = tuple(i for node, items in groups.items() if node not in agreed for i in items)
+    # If the claim has moved on, whoever comes next withdraws them once more, which does no harm.
+    yield from do(WriteClaim(key, claim.model_copy(update={"condemned": left}), revision))
+    return left
 
 
-def _cancelled(request: CancelRequest, stored: Stored | None) -> Claim:
-    if stored is None:
+def _cancelled(request: CancelRequest, claim: Claim | None) -> Claim:
+    """The claim after the cancellation; itself if that changes nothing."""
+    if claim is None:
         return Claim(request_id=request.request_id, digest="", epoch=1, state=ClaimState.CANCELLED)
-    if stored.claim.state is ClaimState.CANCELLED:
-        return stored.claim
-    update = {"state": ClaimState.CANCELLED, "epoch": stored.claim.epoch + 1}
-    return stored.claim.model_copy(update=update)
+    if claim.request_id != request.request_id:  # what there is belongs to a newer request
+        known = request.request_id in claim.past
+        past = (*claim.past, request.request_id)[-PAST_REQUESTS:]
+        return claim if known else claim.model_copy(update={"past": past})
+    if claim.state is ClaimState.CANCELLED:
+        return claim
+    return claim.model_copy(
+        update={
+            "state": ClaimState.CANCELLED,
+            "epoch": claim.epoch + 1,
+            "items": (),
+            "condemned": (*claim.condemned, *claim.items),
+        }
+    )
 
 
 def _sorted(items: tuple[AcceptedItem, ...]) -> tuple[AcceptedItem, ...]:

@@ -153,7 +153,13 @@ class Ledger:
     def announce_again(self, verdict: Verdict) -> Step[None]:
         """ANNOUNCE: the caller came back with the same key and another inbox. Items that are long
         settled are in the effect too: the driver looks them up among its sandboxes and reports
-        those that are gone as failed (SandboxDead)."""
+        those that are gone as failed (SandboxDead).
+
+        Raises:
+            Unavailable: the node may not announce just now; the scheduler asks again.
+        """
+        if not self._may_announce:
+            raise _without_lease(self.node)
         inbox = _inbox(verdict)
         known = self._named(verdict.project, verdict.confirmed)
         ids = {item.sandbox_id for _, item in known}
@@ -211,13 +217,17 @@ class Ledger:
         return self.failed(sandbox_id, error, retryable=True)
 
     def retried(self, project: str, pairs: Iterable[AcceptedItem]) -> Step[None]:
-        """A scheduler has taken over the items of an AskRetry."""
+        """A scheduler has taken over the items of an AskRetry. The callers that had come back with
+        the same key are told to come back once more: nobody else knows their inboxes."""
         touched: dict[RequestKey, Request] = {}
+        told: list[Effect] = []
         for request, item in self._named(project, pairs):
-            if not item.lives:
+            if not item.lives and item.error is not None:
                 self._forget(request, item)
                 touched[request.key] = request
-        return Step(None, tuple(put_held(k, r.record()) for k, r in touched.items()))
+                failed = {item.index: item.error}
+                told += [request.announce(inbox, (), failed) for inbox in request.inboxes]
+        return Step(None, tuple(put_held(k, r.record()) for k, r in touched.items()), tuple(told))
 
     def announce_failed(self, announce: Announce) -> None:
         """The bus did not take the announcement; the ledger will ask for it again."""
@@ -279,9 +289,7 @@ class Ledger:
 
     def _refusal(self, offer: Offer, request: Request | None) -> DSecError | None:
         if not self.lease.valid:
-            return Unavailable(
-                f"node {self.node} may not announce: no watcher acknowledges its heartbeats"
-            )
+            return _without_lease(self.node)
         if offer.session != self.session:
             return Unavailable(f"node {self.node} has restarted: session {offer.session} is over")
         if request is not None and offer.epoch < request.epoch:
@@ -289,6 +297,11 @@ class Ledger:
                 f"offer of epoch {offer.epoch} is refused: {request.epoch} has been promised"
             )
         return None
+
+    @property
+    def _may_announce(self) -> bool:
+        """Whether the lease is held, and was never broken without the ledger having seen to it."""
+        return self.lease.valid and self.lease.breaks == self._breaks
 
     def _new_request(self, key: RequestKey) -> Request:
         request = Request(key, 0, self._wall_ms(), self._clock() + PROMISE_S)
@@ -320,8 +333,8 @@ class Ledger:
         return min(budget_s, max(0.0, budget_s - (self._wall_ms() - accepted_ms) / 1e3))
 
     def _dues(self, request: Request) -> tuple[Effect, ...]:
-        """What can be said of a request now, if the lease is held and was never broken unseen."""
-        if not self.lease.valid or self.lease.breaks != self._breaks:
+        """What can be said of a request now."""
+        if not self._may_announce:
             return ()
         retry = request.ask_retry(self.node, self._clock())
         return (*request.announcements(), *((retry,) if retry else ()))
@@ -339,6 +352,10 @@ def _resume(item: Item, fate: Fate | None) -> bool:
         dead = SandboxDead(f"{item.sandbox_id} ended while its edge was away")
         item.release(ErrorReply.of(dead), retryable=True)
     return fate is None
+
+
+def _without_lease(node: str) -> Unavailable:
+    return Unavailable(f"node {node} may not announce: no watcher acknowledges its heartbeats")
 
 
 def _inbox(verdict: Verdict) -> InboxAddress:
