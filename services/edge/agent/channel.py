@@ -138,6 +138,10 @@ class AgentChannel:
         if self._processes.get(stream.exec_id) is stream:
             del self._processes[stream.exec_id]
 
+    def attached(self, exec_id: str) -> bool:
+        """Whether `write_stdin` knows this command."""
+        return exec_id in self._processes
+
     async def write_stdin(self, exec_id: str, data: bytes) -> None:
         """To a command that this channel has started or attached to."""
         await self._process(exec_id).write(data)
