@@ -60,6 +60,7 @@ class ExecDone(Message):
     timed_out: bool = False
     duration_s: float = 0.0
     recorded: bool = False  # a retry was answered from the record
+    oom_killed: bool = False  # by SIGKILL, while the kernel killed in this sandbox for memory
 
 
 class ExecCredit(Message):
