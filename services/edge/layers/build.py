@@ -11,7 +11,6 @@ not restored as archived, so a message fails the build even where its exit code 
 from __future__ import annotations
 
 import bz2
-import errno
 import gzip
 import os
 import stat
@@ -19,12 +18,13 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libdsec.errors import DSecError, Internal, InvalidArgument, QuotaExceeded
+from libdsec.errors import DSecError, Internal, InvalidArgument
 from libdsec.wire.layer import LayerKind
 from libhost import command
 from libhost.erofs import build_image, check_image
 
 from .archive import ArchiveFacts, ArchiveLimits, inspect_archive
+from .failure import disk_failure, no_space
 
 _COPY_BYTES = 1 << 20
 _IMPLIED_MODE = 0o755
@@ -55,6 +55,7 @@ def build_layer(archive: Path, work: Path, kind: LayerKind, limits: BuildLimits)
     Raises:
         InvalidArgument: the archive is not acceptable; the message names the member.
         QuotaExceeded: the disk is full.
+        DeadlineExceeded: a step took longer than it may.
         Internal: a tool failed on an archive that was acceptable.
     """
     try:
@@ -71,7 +72,7 @@ def build_layer(archive: Path, work: Path, kind: LayerKind, limits: BuildLimits)
     except command.CommandFailedError as err:
         raise _tool_failure(err) from err
     except OSError as err:
-        raise _disk_failure(err) from err
+        raise disk_failure(err) from err
     return BuiltImage(image, files)
 
 
@@ -140,15 +141,7 @@ def _tool_failure(err: command.CommandFailedError) -> DSecError:
     said = err.completed.stderr.decode(errors="replace").strip()
     first = said.splitlines()[0][:500] if said else f"exit code {err.completed.exit_code}"
     if "No space left on device" in said:
-        return QuotaExceeded("no space left to build the layer", hint="free the store's disk")
+        return no_space()
     if err.completed.argv[0] == "tar":
         return InvalidArgument(f"the archive could not be unpacked: {first}")
     return Internal(f"{err.completed.argv[0]} failed on the layer: {first}")
-
-
-def _disk_failure(err: OSError) -> DSecError:
-    if isinstance(err, TimeoutError):
-        return Internal(f"building the layer took too long: {err}")
-    if err.errno in (errno.ENOSPC, errno.EDQUOT):
-        return QuotaExceeded("no space left to build the layer", hint="free the store's disk")
-    return Internal(f"building the layer failed: {err}")

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import structlog
 
 from libdsec.errors import DataLoss, DSecError, Unavailable, Unsupported
 from libdsec.wire.layer import ImageConfig, LayerInfo, ResolvedLayers
@@ -29,7 +30,7 @@ from ...chassis.clock import Clock
 from ..tasks import Tasks
 from .store import DamagedImageError, LayerStore
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger("edge.layers")
 
 _WAIT_S = 10.0  # how long an acquirer waits, besides the time to read the image
 _READ_BYTES_PER_S = 50e6  # slower than any disk worth using
@@ -171,11 +172,11 @@ class LayerMounts:
     def mounted(self) -> frozenset[str]:
         return frozenset(e.digest for e in self._entries.values() if e.layer is not None)
 
-    async def run(self) -> None:
-        """Sweep for ever; the edge spawns this."""
+    async def run(self, memory_is_short: Callable[[], bool]) -> None:
+        """Unmount what is idle for long, or at all while memory is short; the edge spawns this."""
         while True:
             await self._clock.sleep(_SWEEP_INTERVAL_S)
-            await self.sweep()
+            await (self.trim() if memory_is_short() else self.sweep())
 
     async def sweep(self) -> int:
         """Unmount what has been idle for the grace time; returns how many."""
@@ -259,7 +260,7 @@ class LayerMounts:
             await self._threads.run(_HUNG_S, self._mounter.umount, layer)
             self.epoch += 1
         except (OSError, TimeoutError) as err:
-            _log.warning("layer %s could not be unmounted: %s", layer.digest, err)
+            _log.warning("a layer could not be unmounted", digest=layer.digest, error=str(err))
         finally:
             entry.work = None
 

@@ -15,6 +15,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from libdsec.bus import Call
 from libdsec.errors import Conflict, DSecError, InvalidArgument, PermissionDenied
 from libdsec.wire.ids import parse_layer_ref
@@ -35,9 +37,12 @@ from ...chassis.clock import Clock
 from ..tasks import Tasks
 from .build import BuildLimits, build_layer
 from .catalogue import Catalogue
+from .failure import disk_failure
 from .mounts import LayerMounts
 from .store import LayerStore, StoredImage
 from .uploads import Upload, Uploads
+
+_log = structlog.get_logger("edge.layers")
 
 _CONFIG_BYTES = 16 << 10  # it travels in every offer
 _STORE_TIMEOUT_S = 60.0
@@ -153,8 +158,15 @@ class Publisher:
             await self._clock.sleep(min(self._uploads.limits.idle_s, self._policy.collect_every_s))
             self._uploads.expire()
             if self._clock.monotonic_s() >= due:
-                await self.collect()
+                await self._collect_if_possible()
                 due = self._clock.monotonic_s() + self._policy.collect_every_s
+
+    async def _collect_if_possible(self) -> None:
+        """The bus or the store may be away: then what is doomed waits for the next time."""
+        try:
+            await self.collect()
+        except (DSecError, OSError) as err:
+            _log.warning("no images were collected", error=str(err))
 
     async def collect(self) -> int:
         """Delete images that no name has stood for during the grace time and nobody here uses."""
@@ -177,6 +189,8 @@ class Publisher:
             return await self._publish(upload)
         except DSecError as err:
             return err
+        except OSError as err:
+            return disk_failure(err)
 
     async def _publish(self, upload: Upload) -> LayerInfo:
         request = upload.begin

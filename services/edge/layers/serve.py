@@ -10,6 +10,7 @@ from typing import Any
 from libdsec.bus import Bus
 from libdsec.wire import subjects
 from libhost.aio import HostThreads
+from libhost.memory import read_pressure
 from libhost.paths import NodePaths
 
 from ...chassis.service import Service
@@ -23,6 +24,8 @@ from .uploads import UploadLimits, Uploads
 _CHUNKS_AT_ONCE = 64
 _COMMITS_AT_ONCE = 16
 _COMMIT_S = 600.0
+_MEMORY_PRESSURE = Path("/proc/pressure/memory")
+_SHORT_PERCENT = 10.0  # of the last ten seconds
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,18 @@ async def open_layers(
     service.stack.push_async_callback(mounts.close)
     if lost := await mounts.adopt(held):
         service.log.warning("layers in use are not mounted any more", digests=lost)
-    service.spawn(mounts.run(), name="layers-sweep")
+    service.spawn(mounts.run(memory_is_short), name="layers-sweep")
     if options.publish:
         await _offer_to_publish(service, options, paths, store, mounts)
     return mounts
+
+
+def memory_is_short() -> bool:
+    """Whether tasks of this host stand waiting for memory; False where the kernel does not say."""
+    try:
+        return read_pressure(_MEMORY_PRESSURE).some_avg10 > _SHORT_PERCENT
+    except OSError:
+        return False
 
 
 async def _offer_to_publish(

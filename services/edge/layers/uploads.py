@@ -22,6 +22,7 @@ from libdsec.wire.layer import LayerInfo, PublishBegin, PublishChunk, PublishCom
 from libhost.aio import HostThreads
 
 from ...chassis.clock import Clock
+from .failure import disk_failure
 
 _IO_TIMEOUT_S = 30.0
 _HASH_BYTES_PER_S = 50e6
@@ -120,7 +121,10 @@ class Uploads:
         end = chunk.offset + len(chunk.data)
         self._check_room(upload, end)
         upload.extent = max(upload.extent, end)
-        await self._threads.run(_IO_TIMEOUT_S, _write_at, upload.spool, chunk.offset, chunk.data)
+        try:
+            await self._threads.run(_IO_TIMEOUT_S, _write_at, upload.spool, end, chunk.data)
+        except OSError as err:
+            raise disk_failure(err) from err
         upload.received += len(chunk.data)
         upload.touched = self._clock.monotonic_s()
         return upload.received
@@ -169,10 +173,11 @@ class Uploads:
             )
 
 
-def _write_at(path: Path, offset: int, data: bytes) -> None:
+def _write_at(path: Path, end: int, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
         view = memoryview(data)
+        offset = end - len(data)
         while view:
             count = os.pwrite(fd, view, offset)
             view, offset = view[count:], offset + count

@@ -1,0 +1,156 @@
+"""At a start: take over what a predecessor's sandboxes hold, and learn how the others ended.
+
+What the journal names and the host confirms (the same process, by pid and start time, in its own
+cgroup) lives on: held again, its clocks continued, its agent asked what runs. What the journal
+names and the host lacks has died meanwhile, and its reason is judged from what is left to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from libdsec.errors import DeathReason, DSecError
+from libdsec.wire.sandbox import State
+from libhost.cgroup import SandboxCgroup
+from libhost.crun import StartedContainer
+from libhost.net import Link
+from libhost.pidfd import ExitStatus, ProcessIdentity, open_process
+
+from .agent import ProcessState
+from .clocks import Clocks
+from .death import Evidence, judge
+from .exec import Execs
+from .holding import Holding
+from .lifecycle import Lifecycle
+from .node import Node
+from .placement import Fate
+from .record import Dead, Origin, Status
+from .sandbox import Sandbox
+from .table import Table
+from .tasks import Tasks
+
+_log = structlog.get_logger("edge.adoption")
+
+
+def held_layers(alive: list[tuple[Origin, Status]]) -> dict[str, tuple[str, ...]]:
+    """Which layers the journal says are in use: sandbox id -> digests."""
+    return {origin.sandbox_id: origin.digests for origin, _ in alive}
+
+
+class Adoption:
+    """adopt() once, before anything is served; connect() when the agents may be spoken to."""
+
+    def __init__(
+        self, node: Node, table: Table, lifecycle: Lifecycle, execs: Execs, tasks: Tasks
+    ) -> None:
+        self._node = node
+        self._table = table
+        self._lifecycle = lifecycle
+        self._execs = execs
+        self._tasks = tasks
+
+    async def adopt(self, alive: list[tuple[Origin, Status]]) -> None:
+        for origin, status in alive:
+            found = await self._node.run(self._find, origin, status)
+            if found is None:
+                await self._bury(origin, status)
+            else:
+                self._hold(origin, status, *found)
+
+    def fates(self, dead: list[Dead]) -> Mapping[str, Fate]:
+        """What the placement ledger has to know of every sandbox that was ever ready."""
+        fates = {d.sandbox_id: Fate.DEAD for d in dead}
+        fates |= {s.id: Fate.RUNNING for s in self._table}
+        return fates
+
+    def go_on(self) -> None:
+        """Watch, expire and end what was adopted; finish what a predecessor had begun to end."""
+        for sandbox in self._table:
+            self._lifecycle.watch(sandbox)
+            if sandbox.status.ending is not None:
+                self._tasks.spawn(
+                    self._lifecycle.end(sandbox, sandbox.status.ending, "begun before a restart"),
+                    name=f"end {sandbox.id}",
+                )
+            elif not sandbox.paused:
+                self._tasks.spawn(self._greet(sandbox), name=f"greet {sandbox.id}")
+
+    def _find(
+        self, origin: Origin, status: Status
+    ) -> tuple[StartedContainer, SandboxCgroup, Link | None] | None:
+        """The living parts, or None if its first process is gone. Blocking."""
+        process, host = status.process, self._node.host
+        if process is None or process.boot_id != self._node.boot_id:
+            return None
+        try:
+            pidfd = open_process(ProcessIdentity(process.pid, process.start_ticks))
+            cgroup = host.cgroups.open(origin.sandbox_id)
+        except (ProcessLookupError, FileNotFoundError):
+            return None
+        paths = host.paths.sandbox(origin.sandbox_id)
+        link = host.network.find(paths) if host.network is not None else None
+        return StartedContainer(process.pid, pidfd), cgroup, link
+
+    def _hold(
+        self,
+        origin: Origin,
+        status: Status,
+        process: StartedContainer,
+        cgroup: SandboxCgroup,
+        link: Link | None,
+    ) -> None:
+        now = self._node.clock.monotonic_s()
+        running = status.state is not State.PAUSED
+        lived_s = status.lived_s + (now - status.since_mono if running else 0.0)
+        clocks = Clocks(status.lifetime, now, lived_s=lived_s)
+        if not running:
+            clocks.pause(now, already_s=now - status.since_mono)
+        holding = Holding(self._node, self._node.host.paths.sandbox(origin.sandbox_id))
+        holding.adopt(process, cgroup, link)
+        sandbox = Sandbox(origin, status, holding, clocks, journaled=True)
+        self._table.add(sandbox)
+
+    async def _bury(self, origin: Origin, status: Status) -> None:
+        """It died while nobody looked. The sweep that follows removes what is left of it."""
+        reason, detail = await self._node.run(self._judge, origin, status)
+        self._table.bury(
+            Dead(
+                sandbox_id=origin.sandbox_id,
+                project=origin.project,
+                request_id=origin.request_id,
+                reason=reason,
+                at=self._node.clock.wall_s(),
+                detail=detail or "ended while its edge was away",
+            )
+        )
+        await self._node.layers.release(origin.sandbox_id)
+        _log.info("buried", sandbox=origin.sandbox_id, reason=reason.value)
+
+    def _judge(self, origin: Origin, status: Status) -> tuple[DeathReason, str]:
+        process = status.process
+        same_boot = process is not None and process.boot_id == self._node.boot_id
+        try:
+            stats = self._node.host.cgroups.open(origin.sandbox_id).stats()
+            oom_kills = stats.memory.oom_kills
+        except OSError:
+            oom_kills = 0
+        return judge(Evidence(status.ending, ExitStatus(None, None), oom_kills, 0, same_boot))
+
+    async def _greet(self, sandbox: Sandbox) -> None:
+        """Connect, and keep the idle clock for the commands that still run."""
+        try:
+            channel = await sandbox.holding.agent.channel()
+        except DSecError as err:
+            _log.warning("agent does not answer", sandbox=sandbox.id, error=str(err))
+            return
+        for process in channel.hello.processes:
+            if process.state is ProcessState.RUNNING:
+                self._execs.watch(sandbox, sandbox.commands.note(process.exec_id))
+
+
+async def leave_all(table: Table) -> None:
+    """At the end of this process: let go, for the successor."""
+    for sandbox in table:
+        await sandbox.holding.leave()

@@ -1,0 +1,139 @@
+"""The parts of an edge wired to each other, and the order in which they begin their work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from libdsec.wire.sandbox import State
+
+from .adoption import Adoption, leave_all
+from .assembly import EdgeService, Ground, advertised, open_chronicle
+from .exec import Execs
+from .facts import Facts
+from .files import Files
+from .gauges import EdgeMetrics, StateCollector
+from .handlers import SandboxVerbs
+from .heartbeat import Heart
+from .lifecycle import Lifecycle, Observer
+from .many import Many
+from .node import Node
+from .offers import Offers
+from .operators import Operators
+from .pause import Pauses
+from .placement import PREFIX, Ledger
+from .policing import Policing
+from .processes import Processes
+from .reclaim import Reclaim
+from .sandbox import Sandbox
+from .serving import Verbs, serve_callers, serve_placement
+from .stock import Stock
+from .table import Table
+from .tasks import Tasks
+from .transfer import Transfers
+
+
+@dataclass(frozen=True)
+class Edge:
+    """build -> take_over -> serve; ended by the service's stack."""
+
+    service: EdgeService
+    node: Node
+    table: Table
+    ledger: Ledger
+    offers: Offers
+    adoption: Adoption
+    reclaim: Reclaim
+    heart: Heart
+    stock: Stock
+    verbs: Verbs
+
+    @classmethod
+    def build(cls, service: EdgeService, ground: Ground, node: Node) -> Self:
+        settings, clock = service.settings, node.clock
+        metrics = EdgeMetrics(service.metrics.registry)
+        observe = _observer(service, ground, metrics)
+        table = Table(node.name, node.incarnation, node.records, clock)
+        tasks = Tasks()
+        lifecycle = Lifecycle(node, table, tasks, observe)
+        pauses = Pauses(node, tasks, observe)
+        execs = Execs(node, table, pauses, tasks)
+        facts = Facts(ground.paths.state_dir, clock, node.policy.health, ground.switches,
+                      settings.capacity_share)  # fmt: skip
+        ledger = Ledger(
+            node=node.name,
+            incarnation=node.incarnation,
+            session=ground.session,
+            clock=clock.monotonic_s,
+            wall_ms=lambda: round(clock.wall_s() * 1000),
+        )
+        point = settings.point
+        stock = Stock(node)
+        offers = Offers(node, service.bus, ledger, table, lifecycle, facts, point, tasks, stock)
+        transfers = Transfers(ground.paths.state_dir / "transfers", clock)
+        service.stack.push_async_callback(leave_all, table)
+        service.stack.callback(transfers.close)
+        service.stack.callback(stock.close)
+        service.stack.push_async_callback(tasks.close, timeout_s=settings.step_timeout_s)
+        service.metrics.registry.register(StateCollector(table, ledger, node.records.journal))
+        return cls(
+            service=service,
+            node=node,
+            table=table,
+            ledger=ledger,
+            offers=offers,
+            adoption=Adoption(node, table, lifecycle, execs, tasks),
+            reclaim=Reclaim(node, table, metrics),
+            heart=Heart(
+                node,
+                service.bus,
+                table,
+                facts,
+                point,
+                ground.switches,
+                ledger.lease,
+                advertised(settings, ground, node),
+            ),
+            stock=stock,
+            verbs=Verbs(
+                offers=offers,
+                sandbox=SandboxVerbs(node, table, lifecycle, pauses, Policing(node, tasks)),
+                execs=execs,
+                processes=Processes(node, table, pauses),
+                files=Files(table, pauses, transfers),
+                many=Many(node.name, table, lifecycle, pauses, clock),
+                operators=Operators(node.name, ground.switches, ground.capabilities),
+            ),
+        )
+
+    async def take_over(self) -> None:
+        """Adopt what lives, sweep what belongs to nobody, go on with what was accepted."""
+        records = self.node.records
+        dead = records.dead()
+        self.table.recall(dead)
+        await self.adoption.adopt(records.alive())
+        await self.reclaim.sweep()
+        for sandbox in self.table:
+            self.offers.follow(sandbox)
+        fates = self.adoption.fates(records.dead())
+        await self.offers.resume(self.ledger.restore(records.journal.items(PREFIX), fates))
+        self.adoption.go_on()
+
+    async def serve(self) -> None:
+        await serve_placement(self.service, self.offers)
+        await serve_callers(self.service, self.verbs)
+        self.service.spawn(self.heart.run(), name="heart")
+        self.service.spawn(self.offers.run(), name="ledger")
+        self.service.spawn(self.reclaim.run(), name="reclaim")
+        self.service.spawn(self.stock.run(), name="stock")
+        self.service.ready_when("policy", lambda: self.node.policy.health.ready)
+
+
+def _observer(service: EdgeService, ground: Ground, metrics: EdgeMetrics) -> Observer:
+    chronicle = open_chronicle(service, ground.session)
+
+    def observe(sandbox: Sandbox, state: State, reason: str) -> None:
+        chronicle.observe(sandbox, state, reason)
+        metrics.observe(sandbox, state, reason)
+
+    return observe
