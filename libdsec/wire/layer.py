@@ -80,13 +80,6 @@ class ResolvedLayers(Message):
         return ImageConfig(env=env, user=user, workdir=workdir)
 
 
-class LatestVersion(Message):
-    """Newest published version of a name."""
-
-    version: str
-    sequence: int
-
-
 class PublishBegin(Message):
     """Opens an upload of a tar archive to an edge with the `publish` capability."""
 

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from libdsec.errors import InvalidArgument
+from libdsec.errors import InvalidArgument, QuotaExceeded
 from libdsec.wire.layer import LayerKind
+from libhost import syscall
 from libhost.command import CommandFailedError
 from libhost.erofs import check_image, mount_image
 from services.chassis.clock import Clock
@@ -256,3 +257,17 @@ def test_a_damaged_image_is_found_by_fsck_and_by_its_digest(tmp_path: Path) -> N
         check_image(image)
     with pytest.raises(OSError, match=str(image)):
         mount_image(image)
+
+
+@pytest.mark.parametrize("size", ["2m", "5m"], ids=["unpacking", "making the image"])
+def test_a_full_disk_is_said_and_makes_no_image(tmp_path: Path, size: str) -> None:
+    archive = write_archive({"big": Node("-", data=os.urandom(3 << 20))}, tmp_path / "a.tar")
+    work = tmp_path / "work"
+    work.mkdir()
+    syscall.mount("dsec-small", str(work), "tmpfs", 0, f"size={size}")
+    try:
+        with pytest.raises(QuotaExceeded, match="no disk space left"):
+            build_layer(archive, work, LayerKind.BASE, BuildLimits())
+        assert not (work / "image.erofs").exists()
+    finally:
+        syscall.umount2(str(work))

@@ -32,6 +32,8 @@ _COMPRESSED: dict[bytes, type[gzip.GzipFile | bz2.BZ2File]] = {
     b"\x1f\x8b": gzip.GzipFile,
     b"BZh": bz2.BZ2File,
 }
+# What tar and mkfs.erofs say on a full disk.
+_FULL = ("No space left on device", "Disk quota exceeded", "Wrote only", "[Error 28]")
 _REFUSED = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz"}
 
 
@@ -140,7 +142,7 @@ def _count(tree: Path, limits: ArchiveLimits) -> int:
 def _tool_failure(err: command.CommandFailedError) -> DSecError:
     said = err.completed.stderr.decode(errors="replace").strip()
     first = said.splitlines()[0][:500] if said else f"exit code {err.completed.exit_code}"
-    if "No space left on device" in said:
+    if any(sign in said for sign in _FULL):
         return no_space()
     if err.completed.argv[0] == "tar":
         return InvalidArgument(f"the archive could not be unpacked: {first}")
