@@ -1,0 +1,1 @@
+"""Faults on purpose: `make chaos` runs them long, `make test` runs one seed of each."""
