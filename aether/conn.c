@@ -38,6 +38,13 @@ static void trim(uint8_t *buffer, size_t size, size_t *peak) {
     *peak = 0;
 }
 
+void conn_rest(void) {
+    if (in_end == 0)
+        madvise(in, IN_SIZE, MADV_DONTNEED);
+    if (out_end_at == 0)
+        madvise(out, OUT_SIZE, MADV_DONTNEED);
+}
+
 static void disconnect(void) {
     if (peer.fd < 0)
         return;

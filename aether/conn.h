@@ -14,6 +14,7 @@ void conn_input(bool force);  /* reads and handles what has arrived; forced befo
 bool conn_stalled(void);      /* a request waited for room in the output, and there is some now */
 bool conn_has_room(void);
 void conn_flush(void);
+void conn_rest(void);         /* nothing much has happened for a while: gives memory back */
 void conn_drain(uint64_t until_ns);  /* blocks: the last words of a shutdown */
 
 /* One frame at a time; without a connection all of these do nothing. A frame that does not fit closes the connection

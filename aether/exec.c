@@ -165,6 +165,8 @@ static int begin(struct exec *exec, const struct exec_options *options, const st
 
 struct exec *exec_start(const struct exec_options *options, const struct job *job, int *error) {
     struct exec *exec = live < MAX_LIVE ? take_slot() : NULL;
+    if (exec)
+        exec->started_ns = now_ns();  /* the fork is part of it */
     *error = exec ? -begin(exec, options, job) : EAGAIN;
     if (*error) {
         if (exec)

@@ -18,7 +18,6 @@ static void deadline(uint64_t at) {
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 void exec_started(struct exec *exec, uint32_t timeout_ms) {
-    exec->started_ns = now_ns();
     exec->deadline_ns = timeout_ms ? exec->started_ns + timeout_ms * MS : UINT64_MAX;
     deadline(exec->deadline_ns);
 }
@@ -141,15 +140,27 @@ static bool drained(const struct exec *exec) {
     return true;
 }
 
+/* From here on the leader counts as one of those left behind; if it dies after all, it is reaped like them. */
+static void left_by(struct exec *exec, int status) {
+    exec_unindex_pid(exec);
+    exec->status = status;
+    exec->deadline_ns = UINT64_MAX;  /* it was the leader's: what it left behind may stay */
+    exec->ended_ns = now_ns();
+    exec->idle_ns = exec->ended_ns + DRAIN_IDLE;
+    exec->drain_ns = exec->ended_ns + DRAIN_MAX;
+}
+
 void exec_check(struct exec *exec) {
-    if (exec->state == EXEC_FREE || exec->pid)
+    if (exec->state == EXEC_FREE || (exec->pid && !exec->killing))
         return;
     if (exec->state == EXEC_RUNNING && !exec->killing && !drained(exec))
         return;
-    bool gone = tree_gone(&exec->tree), was_killing = exec->killing;
+    bool gone = !exec->pid && tree_gone(&exec->tree), was_killing = exec->killing;
     if (was_killing && !kill_is_over(exec, gone))
         return;
     if (exec->state == EXEC_RUNNING) {
+        if (exec->pid)
+            left_by(exec, SIGKILL);  /* it survived that; what a wait status says of one who did not */
         if (drained(exec))
             finish(exec, gone);
     } else if (gone || was_killing) {
@@ -163,12 +174,7 @@ void exec_reaped(pid_t pid, int status) {
     struct exec *exec = exec_by_pid(pid);
     if (!exec)
         return;
-    exec_unindex_pid(exec);
-    exec->status = status;
-    exec->deadline_ns = UINT64_MAX;  /* it was the leader's: what it left behind may stay */
-    exec->ended_ns = now_ns();
-    exec->idle_ns = exec->ended_ns + DRAIN_IDLE;
-    exec->drain_ns = exec->ended_ns + DRAIN_MAX;
+    left_by(exec, status);
     output_read(&exec->out[0], READS_PER_EVENT);
     output_read(&exec->out[1], READS_PER_EVENT);
     exec_check(exec);
@@ -199,8 +205,11 @@ void exec_tick(void) {
             deadline(exec->kill_ns);
         exec_check(exec);
     }
-    kept_expire(now);
-    exec_rest();
+    if (kept_until() <= now) {
+        kept_expire(now);
+        exec_rest();
+        conn_rest();
+    }
 }
 
 void exec_shift_deadlines(uint64_t ns) {

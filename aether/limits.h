@@ -16,7 +16,7 @@ enum {
 
     CHUNK = 16 * 1024,       /* unit of the buffer pool */
     POOL_MIB = 64,           /* default size of the pool; only what is touched takes memory */
-    HOT_CHUNKS = 8,          /* free chunks whose pages are kept */
+    HOT_CHUNKS = 4,          /* free chunks whose pages are kept */
     RING_CHUNKS = 65,        /* one more than 1 MiB, so that a whole MiB is always kept */
     RING_BYTES = 1024 * 1024,
     STDIN_WINDOW = 64 * 1024,

@@ -1,19 +1,21 @@
 """Real sandboxes for the agent's tests, as small as they can be: no libhost, no image, no network.
 
-``plain`` is the agent in a pid namespace of its own over the host's files; ``container`` is a crun container over a
-busybox tree, started the way an edge does it (sealed memfd, inherited socket and cgroup descriptor).
+``plain`` is the agent in a pid namespace of its own over the host's files; ``container`` is a crun
+container over a busybox tree, started the way an edge does it (sealed memfd, inherited socket and
+cgroup descriptor).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -25,8 +27,10 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 BINARY = REPOSITORY / "build" / "aether"
-AGENT_CAPS = """CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT
-AUDIT_WRITE SETFCAP""".split()
+AGENT_CAPS = [
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", "SETFCAP"),
+]
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def sealed_memfd(binary: Path) -> int:
     return fd
 
 
-# Joins the cgroups it is given, puts the descriptors where the agent expects them, becomes the command.
+# Joins the cgroups, puts the descriptors where the agent expects them, becomes the command.
 _LAUNCH = """
 for cgroup in $CGROUPS; do echo 0 > "$cgroup/cgroup.procs" || exit 1; done
 exec 3<&"$LISTEN" 4<&"$CGROUP" 5<&"$MEMFD"
@@ -160,6 +164,7 @@ def container(
     arguments: tuple[str, ...] = ("--cgroup-fd", "4"),
     joined: tuple[Path, ...] = (),
     empty: bool = False,
+    refused_calls: tuple[str, ...] = (),
 ) -> Iterator[AgentSandbox]:
     if shutil.which("crun") is None:
         pytest.skip("needs crun")
@@ -167,9 +172,10 @@ def container(
     root.mkdir()
     if not empty:
         _fill_root(root)
-    (where / "config.json").write_text(json.dumps(_config(root, arguments)))
+    _add_libraries(root, binary)
+    (where / "config.json").write_text(json.dumps(_config(root, arguments, refused_calls)))
     name = f"dsec-t{secrets.token_hex(4)}"
-    # crun refuses hybrid cgroups; with a unified hierarchy in its view and its manager off it asks for nothing.
+    # crun refuses hybrid cgroups; with only a unified one in view and no manager it asks nothing.
     prepare = "mount --make-rprivate / && mount -t cgroup2 none /sys/fs/cgroup && exec "
     run = (
         f"crun --root {where}/crun --cgroup-manager=disabled run --preserve-fds=3 -b {where} {name}"
@@ -233,7 +239,8 @@ def _fill_root(root: Path) -> None:
         if applet != "busybox":
             (root / "bin" / applet).symlink_to("busybox")
     (root / "etc" / "passwd").write_text(
-        "# people\nroot:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nshort:line\n"
+        "# people\nroot:x:0:0:root:/root:/bin/sh\nshort:line\n"
+        "alice:x:1000:1000::/home/alice:/bin/sh\n"
     )
     (root / "etc" / "group").write_text(
         "root:x:0:\nalice:x:1000:\nstaff:x:50:bob,alice\nwheel:x:10:alicexx\nvideo:x:44:alice\n"
@@ -241,7 +248,25 @@ def _fill_root(root: Path) -> None:
     os.chown(root / "home" / "alice", 1000, 1000)
 
 
-def _config(root: Path, arguments: tuple[str, ...]) -> dict[str, object]:
+def install(sandbox: AgentSandbox, name: str, source: str) -> None:
+    """A C program as /bin/NAME of the sandbox."""
+    target = sandbox.root / "bin" / name
+    command = ["gcc", "-static", "-O1", "-x", "c", "-o", str(target), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def _add_libraries(root: Path, binary: Path) -> None:
+    """What a dynamic build of the agent needs; the real one is static."""
+    listed = subprocess.run(["ldd", binary], capture_output=True, text=True)
+    for path in re.findall(r"(/\S+) \(0x", listed.stdout):
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+def _config(
+    root: Path, arguments: tuple[str, ...], refused_calls: tuple[str, ...]
+) -> dict[str, object]:
     hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     caps = [f"CAP_{cap}" for cap in AGENT_CAPS]
     return {
@@ -250,18 +275,22 @@ def _config(root: Path, arguments: tuple[str, ...]) -> dict[str, object]:
         "process": {
             "args": ["/proc/self/fd/5", "--listen-fd", "3", *arguments],
             "cwd": "/",
-            "capabilities": {kind: caps for kind in ("bounding", "effective", "permitted")},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), caps),
             "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1024, "hard": hard_files}],
         },
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]},
+            {"destination": "/small", "type": "tmpfs", "source": "t", "options": ["size=1m"]},
         ],
         "linux": {
+            "seccomp": {
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [
+                    {"names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
+                    for name in refused_calls
+                ],
+            },
             "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
         },
     }
-
-
-def host_kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)

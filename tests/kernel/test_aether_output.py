@@ -204,8 +204,7 @@ async def test_the_pool_is_shared_and_survives_its_end(tmp_path: Path) -> None:
         assert all(result.stdout == lines(60_000) for result in results)
         assert own.rss_kib() < 6 * 1024
         with pytest.raises(AgentRefusedError) as refused:
-            for _ in range(200):
-                await channel.start(spec("sleep", "100"))
+            await asyncio.gather(*(channel.start(spec("sleep", "100")) for _ in range(200)))
         assert refused.value.code is ErrorCode.LIMIT
         for info in await channel.processes():
             if info.state is ProcessState.RUNNING:

@@ -20,7 +20,9 @@ from services.edge.agent import (
 )
 from services.edge.agent.protocol import FrameType
 
-HELLO = struct.pack("<HH16sQ9I", 1, 0, b"b" * 16, 5, 1, 2**21, 8, 8, 65536, 2**20, 2**26, 2**23, 900)
+HELLO = struct.pack(
+    "<HH16sQ9I", 1, 0, b"b" * 16, 5, 1, 2**21, 8, 8, 65536, 2**20, 2**26, 2**23, 900
+)
 HELLO += struct.pack("<I", 0)
 Agent = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -35,9 +37,7 @@ async def request(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
 
 
 @contextlib.asynccontextmanager
-async def scripted(
-    where: Path, agent: Agent, hello: bytes | None = HELLO
-) -> AsyncIterator[Path]:
+async def scripted(where: Path, agent: Agent, hello: bytes | None = HELLO) -> AsyncIterator[Path]:
     """A server that says hello and then does what `agent` says."""
     served: list[asyncio.Task[None] | None] = []
 
