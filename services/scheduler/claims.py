@@ -30,7 +30,8 @@ class Meaning(Enum):
     CONFLICT = "the key belongs to other arguments"
     ANSWER = "everything is placed: have it announced again"
     REFUSE = "this very request has failed before"
-    DROP = "this very request was cancelled"
+    DROP = "this request was cancelled, or its edges know all they need to answer it"
+    SUPERSEDED = "a newer request with this key has taken the claim over"
     LOOK_AGAIN = "another request with this key is being placed"
     CONTINUE = "take the claim and place what it lacks"
 
@@ -50,13 +51,17 @@ def meaning(claim: Claim, request: PlaceRequest, digest: str, looks: int) -> Mea
     same = claim.request_id == request.request_id
     past = request.request_id in claim.past
     match claim.state:
-        case ClaimState.PLACED if same or past or len(claim.items) == claim.count:
-            return Meaning.ANSWER
         case ClaimState.FAILED if same or past:
             return Meaning.REFUSE
-        case ClaimState.CANCELLED if same or past:
+        case ClaimState.PLACING | ClaimState.WAITING if past:
+            return Meaning.SUPERSEDED
+        case _ if past:
             return Meaning.DROP
-        case ClaimState.PLACING | ClaimState.WAITING if past or not (same or looks > PATIENCE):
+        case ClaimState.CANCELLED if same:
+            return Meaning.DROP
+        case ClaimState.PLACED if same or len(claim.items) == claim.count:
+            return Meaning.ANSWER
+        case ClaimState.PLACING | ClaimState.WAITING if not same and looks <= PATIENCE:
             return Meaning.LOOK_AGAIN
         case _:
             return Meaning.CONTINUE

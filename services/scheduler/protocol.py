@@ -71,6 +71,8 @@ def _resume(at: Attempt, stored: Stored) -> Steps[Outcome]:
             return (yield from _refuse(at, next(iter(at.claim.failed.values())).exception()))
         case Meaning.DROP:
             return Done()
+        case Meaning.SUPERSEDED:
+            return (yield from _refuse(at, _superseded(at.request)))
         case Meaning.LOOK_AGAIN if at.left_s > 0:
             return LOOK_AGAIN
         case Meaning.LOOK_AGAIN:
@@ -157,8 +159,7 @@ def _announce_again(at: Attempt) -> Steps[Outcome]:
     """Everything is placed: the claim is this caller's now, and its edges tell it so. What a lost
     node held has failed, and the claim says so: the node ends it if it ever comes back."""
     claim = owned_by(at.claim, at.request.request_id)
-    taken = claim is not at.claim and at.request.request_id not in at.claim.past
-    if taken and not (yield from at.store(claim)):
+    if claim is not at.claim and not (yield from at.store(claim)):
         return LOOK_AGAIN
     verdicts = at.verdicts(at.claim.items)
     agreed = yield from do(AnnounceAgain(verdicts, OFFER_TIMEOUT_S))
@@ -217,6 +218,10 @@ def _no_capacity(at: Attempt, choice: Choice) -> DSecError:
     counts = ", ".join(f"{name} {n}" for name, n in choice.dropped.items())
     refused = f"; last refusal: {at.refusals[-1].message}" if at.refusals else ""
     return NoCapacity(f"no node takes it now; dropped by filter: {counts or 'none'}{refused}")
+
+
+def _superseded(request: PlaceRequest) -> Conflict:
+    return Conflict(f"a newer call with key {request.key!r} has taken this one's place")
 
 
 def _conflict(request: PlaceRequest) -> Conflict:
