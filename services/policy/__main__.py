@@ -7,7 +7,6 @@ from pathlib import Path
 
 from libdsec.errors import Conflict, Unavailable
 from libdsec.wire import subjects
-from libdsec.wire.policy import PolicyHealth
 from libhost.address import own_addresses
 from libhost.aio import HostThreads
 from libhost.bpf.table import PolicyTable
@@ -36,35 +35,45 @@ def open_table(settings: PolicySettings) -> PolicyTable:
 
 
 async def setup(service: Service[PolicySettings]) -> None:
-    settings, metrics = service.settings, PolicyMetrics(service.metrics.registry)
-    aliases = AliasFile(settings.alias_file)
-    enforcement, reason = None, ""
-    opening = HostThreads(1)
-    try:
-        table = await opening.run(_OPEN_TIMEOUT_S, open_table, settings)
-        service.stack.callback(table.close)
-        enforcement = Enforcement(
-            settings.node,
-            table,
-            aliases,
-            node_addresses=own_addresses,
-            monotonic=service.clock.monotonic_s,
-        )
-        metrics.watch("sandboxes", "sandboxes with a policy in force", enforcement.count)
-        metrics.watch("stray_denied", "refusals to what belongs to no sandbox",
-                      enforcement.stray_denied)  # fmt: skip
-    except BusyError as err:
-        raise Conflict(str(err)) from err
-    except (UnsupportedError, OSError) as err:
-        reason = str(err)
-        service.log.error("no policy can be enforced here", reason=reason)
-    finally:
-        opening.close()
+    metrics = PolicyMetrics(service.metrics.registry)
+    aliases = AliasFile(service.settings.alias_file)
+    enforcement, reason = await enforce(service, aliases)
+    if enforcement is not None:
+        metrics.watch("sandboxes", "with a policy in force", enforcement.count)
+        metrics.watch("stray_denied", "refusals to what is no sandbox", enforcement.stray_denied)
     verbs = Verbs(enforcement, reason, metrics, service.clock)
     service.stack.callback(verbs.close)
     await serve(service, verbs)
     service.ready_when("enforcing", lambda: enforcement is not None)
-    service.spawn(report_health(service, enforcement, reason, aliases), name="health")
+    service.spawn(report_health(service, verbs, aliases), name="health")
+
+
+async def enforce(
+    service: Service[PolicySettings], aliases: AliasFile
+) -> tuple[Enforcement | None, str]:
+    """Where the host cannot enforce, the service runs all the same, to say why to who asks.
+
+    Raises Conflict if another process polices this node.
+    """
+    opening = HostThreads(1)
+    try:
+        table = await opening.run(_OPEN_TIMEOUT_S, open_table, service.settings)
+    except BusyError as err:
+        raise Conflict(str(err)) from err
+    except (UnsupportedError, OSError) as err:
+        service.log.error("no policy can be enforced here", reason=str(err))
+        return None, str(err)
+    finally:
+        opening.close()
+    service.stack.callback(table.close)
+    enforcement = Enforcement(
+        service.settings.node,
+        table,
+        aliases,
+        node_addresses=own_addresses,
+        monotonic=service.clock.monotonic_s,
+    )
+    return enforcement, ""
 
 
 async def serve(service: Service[PolicySettings], verbs: Verbs) -> None:
@@ -76,22 +85,14 @@ async def serve(service: Service[PolicySettings], verbs: Verbs) -> None:
     await service.bus.serve(subjects.POLICY_RECONCILE, verbs.reconcile, node=node)
 
 
-async def report_health(
-    service: Service[PolicySettings],
-    enforcement: Enforcement | None,
-    reason: str,
-    aliases: AliasFile,
-) -> None:
+async def report_health(service: Service[PolicySettings], verbs: Verbs, aliases: AliasFile) -> None:
     """A broken alias file is told while the service is ready: what needs no alias still works."""
-    said = ""
+    told = ""
     while True:
-        aliases.current()
-        if aliases.problem != said:
-            said = aliases.problem
-            service.log.warning("alias file", path=str(aliases.path), problem=said or "none")
-        told = reason or (f"alias file {aliases.path}: {said}" if said else "")
-        mechanisms = enforcement.mechanisms if enforcement else ()
-        health = PolicyHealth(ready=enforcement is not None, reason=told, mechanisms=mechanisms)
+        health = await verbs.health(aliases)
+        if health.reason != told:
+            told = health.reason
+            service.log.warning("health", ready=health.ready, reason=told or "all is well")
         with contextlib.suppress(Unavailable):  # the bus comes back, and so does the next report
             await service.bus.publish(subjects.POLICY_HEALTH, health, node=service.settings.node)
         await service.clock.sleep(service.settings.health_interval_s)

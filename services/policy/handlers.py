@@ -6,14 +6,16 @@
     audit       what a sandbox was refused
     reconcile   forget every sandbox but these
 
-The host cannot enforce anything: every verb that would have to answers Unsupported with the reason,
-so no sandbox starts here.
+Where the host cannot enforce anything, each of them answers Unsupported with the reason, so that no
+sandbox starts there.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import structlog
 
@@ -25,6 +27,7 @@ from libdsec.wire.policy import (
     AuditPolicy,
     CheckPolicy,
     PolicyAudit,
+    PolicyHealth,
     PolicyInForce,
     Reconciled,
     ReconcilePolicy,
@@ -35,12 +38,16 @@ from libhost.errors import HostError
 from libhost.flow import end_flows
 
 from ..chassis.clock import Clock
+from .aliases import AliasFile
 from .enforcement import Applied, Enforcement
 from .metrics import PolicyMetrics
 
 _CALL_TIMEOUT_S = 5.0
 _FLOWS_TIMEOUT_S = 3.0
 _FLOW_THREADS = 4
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -67,47 +74,56 @@ class Verbs:
         """Raises what Enforcement.apply does."""
         began_s = self._clock.monotonic_s()
         try:
-            applied = await self._table_thread.run(
-                _CALL_TIMEOUT_S, self._enforcing().apply, request
-            )
+            applied = await self._on_table(self._enforcing().apply, request)
         except DSecError as err:
             self._metrics.refused(err.code)
             raise
-        except TimeoutError as err:
-            raise _overdue(request.sandbox_id) from err
         self._metrics.applied(request.policy.network.mode, self._clock.monotonic_s() - began_s)
         await self._end_flows(request, applied)
         return _in_force(request.generation, applied)
 
     async def check(self, request: CheckPolicy, call: Call) -> PolicyInForce:
-        compiled = await self._table_thread.run(
-            _CALL_TIMEOUT_S, self._enforcing().check, request.policy
-        )
+        compiled = await self._on_table(self._enforcing().check, request.policy)
         return _in_force(0, Applied(compiled, replaced=False))
 
     async def remove(self, request: RemovePolicy, call: Call) -> Empty:
-        await self._table_thread.run(_CALL_TIMEOUT_S, self._enforcing().remove, request.sandbox_id)
+        await self._on_table(self._enforcing().remove, request.sandbox_id)
         return Empty()
 
     async def audit(self, request: AuditPolicy, call: Call) -> PolicyAudit:
-        enforcement = self._enforcing()
-        denials, dropped = await self._table_thread.run(
-            _CALL_TIMEOUT_S,
-            lambda: enforcement.audit(
-                request.sandbox_id,
-                wall_s=self._clock.wall_s(),
-                boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
-            ),
+        denials, dropped = await self._on_table(
+            self._enforcing().audit,
+            request.sandbox_id,
+            wall_s=self._clock.wall_s(),
+            boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
         )
         return PolicyAudit(sandbox_id=request.sandbox_id, denials=tuple(denials), dropped=dropped)
 
     async def reconcile(self, request: ReconcilePolicy, call: Call) -> Reconciled:
-        removed, missing = await self._table_thread.run(
-            _CALL_TIMEOUT_S, self._enforcing().sweep, request.sandbox_ids
-        )
+        removed, missing = await self._on_table(self._enforcing().sweep, request.sandbox_ids)
         if removed:
             log.info("removed policies of sandboxes that are gone", sandboxes=removed[:20])
         return Reconciled(removed=len(removed), missing=tuple(missing))
+
+    async def health(self, aliases: AliasFile) -> PolicyHealth:
+        """Asked through the same thread as everything else: one that hangs is not well."""
+        if self._enforcement is None:
+            return PolicyHealth(ready=False, reason=self._reason)
+        try:
+            await self._on_table(aliases.current)
+        except DeadlineExceeded as err:
+            return PolicyHealth(ready=False, reason=err.message)
+        reason = f"alias file {aliases.path}: {aliases.problem}" if aliases.problem else ""
+        return PolicyHealth(ready=True, reason=reason, mechanisms=self._enforcement.mechanisms)
+
+    async def _on_table(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._table_thread.run(_CALL_TIMEOUT_S, function, *args, **kwargs)
+        except TimeoutError as err:
+            raise DeadlineExceeded(
+                "the kernel did not take the change of a policy in time",
+                hint="nothing may be assumed to be in force; asking again is safe",
+            ) from err
 
     def _enforcing(self) -> Enforcement:
         if self._enforcement is None:
@@ -139,11 +155,4 @@ def _in_force(generation: int, applied: Applied) -> PolicyInForce:
         generation=generation,
         env=dict(applied.compiled.env),
         hosts=dict(applied.compiled.hosts),
-    )
-
-
-def _overdue(sandbox_id: str) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"the kernel did not take the policy of {sandbox_id} in time",
-        hint="nothing may be assumed to be in force; applying it again is safe",
     )

@@ -48,7 +48,7 @@ class PolicyProcess:
 
     def __init__(self, world: World, nats_url: str, aliases: Path) -> None:
         self.log = world.paths.run_dir.parent / "policy.log"
-        self._environment = {
+        self.environment = {
             "PATH": os.environ["PATH"],
             "DSEC_NODE": world.paths.node,
             "DSEC_STATE_DIR": str(world.paths.state_dir),
@@ -65,7 +65,7 @@ class PolicyProcess:
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "services.policy"],
-                cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
     def end(self, number: int) -> int:
@@ -116,20 +116,22 @@ class Node:
     async def on_health(self, health: PolicyHealth, _call: Call) -> None:
         self._heard.put_nowait(health)
 
-    async def healthy(self, *, reason: str = "") -> PolicyHealth:
-        """The next report that is ready and gives this reason."""
+    async def healthy(self, *, reason: str = "", ready: bool = True) -> PolicyHealth:
+        """The next report that says so and gives this reason, or none."""
         async with asyncio.timeout(20):
             while True:
                 health = await self._heard.get()
-                if health.ready and reason in health.reason and bool(health.reason) == bool(reason):
+                if health.ready is ready and (
+                    reason in health.reason if reason else not health.reason
+                ):
                     return health
 
-    async def restart(self, number: int, *, reason: str = "") -> None:
+    async def restart(self, number: int, *, reason: str = "", ready: bool = True) -> None:
         self.process.end(number)
         while not self._heard.empty():
             self._heard.get_nowait()
         self.process.start()
-        await self.healthy(reason=reason)
+        await self.healthy(reason=reason, ready=ready)
 
     async def ask(self, rpc: Any, message: Any) -> Any:
         return await self.bus.request(rpc, message, node=self.world.paths.node, budget_s=10)
@@ -251,6 +253,15 @@ async def test_removal_and_reconciliation(node: Node) -> None:
     reconciled = await node.ask(subjects.POLICY_RECONCILE, listed)
     assert (reconciled.removed, reconciled.missing) == (1, (one.sandbox_id,))
     assert reachable(two) == set()
+
+
+async def test_host_that_cannot_enforce_says_why_and_starts_nothing(node: Node) -> None:
+    node.process.environment["DSEC_BPF_OBJECT"] = "/nowhere/policy.bpf.o"
+    await node.restart(signal.SIGTERM, reason="/nowhere/policy.bpf.o is not there", ready=False)
+    sandbox = node.world.sandbox(link=False)
+    with pytest.raises(Unsupported, match="/nowhere/policy.bpf.o"):
+        await node.apply(sandbox, 1, NetworkNone())
+    assert sandbox.process.socket(family=2, kind=1) == "EPERM", "the old programs still hold"
 
 
 async def test_second_service_of_a_node_refuses_to_start(
