@@ -51,10 +51,11 @@ class Actor:
             threading.Thread(target=self._accept, args=[sock], daemon=True).start()
 
     def _serve_udp(self, sock: socket.socket) -> None:
+        """``big`` is answered with more than fits into one frame."""
         while True:
             data, peer = sock.recvfrom(65535)
             self._seen.append(data.decode()[:100])
-            sock.sendto(data.upper(), peer)
+            sock.sendto(b"BIG" * 2000 if data == b"big" else data.upper(), peer)
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -98,6 +99,12 @@ class Actor:
         sock.settimeout(timeout_s)
         if source_port:
             sock.bind((source, source_port))
+        sock.connect((address, port))
+        self._sockets[sock.fileno()] = sock
+        return sock.fileno()
+
+    def connect_udp(self, *, address: str, port: int) -> int:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.connect((address, port))
         self._sockets[sock.fileno()] = sock
         return sock.fileno()

@@ -250,9 +250,9 @@ def remove_everywhere(name: str) -> None:
 
 
 @contextmanager
-def world(tmp: Path) -> Iterator[World]:
-    """A node named at random; its cgroup, bpffs and interfaces are gone afterwards."""
-    paths = NodePaths(f"t{token_hex(4)}", tmp / "state", tmp / "run")
+def world(tmp: Path, node: str = "") -> Iterator[World]:
+    """A node of that name, or one at random; its cgroups, pins and interfaces go with it."""
+    paths = NodePaths(node or f"t{token_hex(4)}", tmp / "state", tmp / "run")
     paths.run_dir.mkdir(parents=True)
     with ExitStack() as stack:
         cgroup = cgroup_root() / paths.cgroup_name

@@ -19,9 +19,9 @@ from .sandnet import OTHER, OUTSIDE, Sandbox, World
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, node_name: str) -> Iterator[World]:
     sandnet.require()
-    with sandnet.world(tmp_path) as made:
+    with sandnet.world(tmp_path, node_name) as made:
         made.outside.serve(kind="tcp", address=OUTSIDE, port=80)
         made.outside.serve(kind="udp", address=OUTSIDE, port=53)
         yield made
@@ -217,6 +217,35 @@ def test_switch_to_deny_stops_an_open_flow_and_switch_back_lets_it_go_on(
     assert world.outside.seen() == []
     allow(table, sandbox, 3, f"tcp:{OUTSIDE}:80")
     assert sandbox.process.read(handle=handle, timeout_s=5) == "A"
+
+
+def test_socket_connected_before_a_switch_is_refused_after_it(
+    world: World, table: PolicyTable
+) -> None:
+    sandbox = world.sandbox()
+    sandbox.register(table)
+    allow(table, sandbox, 1, f"udp:{OUTSIDE}:53")
+    handle = sandbox.process.connect_udp(address=OUTSIDE, port=53)
+    assert sandbox.process.talk(handle=handle, text="q") == "Q"
+    allow(table, sandbox, 2)
+    assert sandbox.process.talk(handle=handle, text="q") == "EPERM"
+    (denial,) = table.denials(sandbox.sandbox_id)
+    assert (denial.hook, denial.pid) == (Hook.EGRESS, 0)
+
+
+def test_sockets_are_closed_to_outsiders_even_without_a_filter_on_the_link(
+    world: World, table: PolicyTable
+) -> None:
+    sandbox = world.sandbox()
+    table.register(sandbox.sandbox_id, sandbox.cgroup_id)
+    allow(table, sandbox, 1, f"tcp:{OUTSIDE}:999")
+    sandbox.process.serve(kind="tcp", address="0.0.0.0", port=8000)
+    for origin in ({}, {"source": OUTSIDE, "source_port": 999}):
+        answer = world.outside.connect(
+            address=str(sandbox.address), port=8000, timeout_s=0.2, **origin
+        )
+        assert answer == "ETIMEDOUT"
+    assert table.counters(sandbox.sandbox_id).turned_away >= 2
 
 
 def test_socket_in_the_hosts_own_network_is_refused(world: World, table: PolicyTable) -> None:

@@ -26,9 +26,9 @@ hosts = {{ mirror = "{OUTSIDE}" }}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, node_name: str) -> Iterator[World]:
     sandnet.require()
-    with sandnet.world(tmp_path) as made:
+    with sandnet.world(tmp_path, node_name) as made:
         for address in (OUTSIDE, OTHER):
             made.outside.serve(kind="tcp", address=address, port=80)
         yield made

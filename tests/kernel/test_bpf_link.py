@@ -23,9 +23,9 @@ from .sandnet import OTHER, OUTSIDE, OUTSIDE6, Process, Sandbox, World, ip
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, node_name: str) -> Iterator[World]:
     sandnet.require()
-    with sandnet.world(tmp_path) as made:
+    with sandnet.world(tmp_path, node_name) as made:
         made.outside.serve(kind="tcp", address=OUTSIDE, port=80)
         made.outside.serve(kind="udp", address=OUTSIDE, port=53)
         made.outside.serve(kind="udp", address=OUTSIDE, port=54)
@@ -62,11 +62,14 @@ def arrived(world: World, marker: str) -> list[str]:
     return [text for text in seen if text != marker]
 
 
-def from_sandbox(world: World, sandbox: Sandbox) -> list[bytes]:
-    """The sandbox's frames among what the outside sniffed; its answers are in between."""
-    assert sandbox.address is not None
-    frames = [bytes.fromhex(text) for text in world.outside.seen() if len(text) > 60]
-    return [f for f in frames if f[26:30] == sandbox.address.packed]
+def sniffed(process: Process, source: str, last: bytes) -> list[bytes]:
+    """Frames from this address, up to the last one, which was sent after all the others."""
+    deadline = time.monotonic() + 5
+    while True:
+        frames = [bytes.fromhex(text) for text in process.seen() if len(text) > 60]
+        if any(last in f for f in frames):
+            return [f for f in frames if f[26:30] == ip_address(source).packed]
+        assert time.monotonic() < deadline, f"{last!r} never arrived"
 
 
 def test_a_smuggled_socket_reaches_listed_peers_only(world: World, intruder: Process) -> None:
@@ -91,12 +94,13 @@ def test_packet_sockets_are_judged_like_any_other(
     send(54, "unlisted")
     send(53, "spoofed", source="10.77.0.99")
     send(53, "options", options=b"\x01\x01\x01\x01")
-    vlan = b"\x00\x05\x08\x00" + frame.ipv4(str(sandbox.address), OUTSIDE, 17, b"")
+    listed = frame.ipv4(str(sandbox.address), OUTSIDE, 17, frame.udp(9, 53, b"tagged"))
+    vlan = b"\x00\x05\x08\x00" + listed
     sandbox.process.packet(interface="eth0", frame=frame.ethernet(mac, vlan, 0x8100))
     send(53, "last")
     assert arrived(world, "last") == []
-    reasons = {d.reason for d in table.denials(sandbox.sandbox_id) if d.hook is Hook.LINK}
-    assert reasons == {Reason.UNLISTED, Reason.SPOOFED, Reason.MALFORMED}
+    counts = {d.reason: d.count for d in table.denials(sandbox.sandbox_id) if d.hook is Hook.LINK}
+    assert counts == {Reason.UNLISTED: 1, Reason.SPOOFED: 1, Reason.MALFORMED: 2}
 
 
 def test_fragments_carry_nothing_past_the_port_rules(
@@ -104,12 +108,13 @@ def test_fragments_carry_nothing_past_the_port_rules(
 ) -> None:
     world.outside.sniff(interface="eth0")
     mac, own = world.router_mac(sandbox), str(sandbox.address)
-    later = frame.ipv4(own, OTHER, 17, b"secret--", fragment=2)
+    like_a_header = frame.udp(9, 53, b"secret")
+    later = frame.ipv4(own, OUTSIDE, 17, like_a_header, fragment=2)
     intruder.packet(interface="eth0", frame=frame.ethernet(mac, later))
     short = frame.ipv4(own, OUTSIDE, 6, b"\x00\x09\x00\x50", more=True)
     intruder.packet(interface="eth0", frame=frame.ethernet(mac, short))
     assert intruder.udp(address=OUTSIDE, port=53, text="last") == "LAST"
-    assert len(from_sandbox(world, sandbox)) == 1, "only the last datagram"
+    assert len(sniffed(world.outside, own, b"last")) == 1
 
 
 def test_fragments_pass_where_every_port_is_open(sandbox: Sandbox, table: PolicyTable) -> None:
@@ -120,6 +125,10 @@ def test_fragments_pass_where_every_port_is_open(sandbox: Sandbox, table: Policy
     assert sandbox.process.udp(address=OUTSIDE, port=53, text=big) == big.upper()
 
 
+def test_answers_in_fragments_come_in(sandbox: Sandbox) -> None:
+    assert sandbox.process.udp(address=OUTSIDE, port=53, text="big", timeout_s=5) == "BIG" * 2000
+
+
 def test_other_protocols_do_not_leave(world: World, sandbox: Sandbox) -> None:
     world.outside.sniff(interface="eth0")
     mac, own = world.router_mac(sandbox), str(sandbox.address)
@@ -127,7 +136,7 @@ def test_other_protocols_do_not_leave(world: World, sandbox: Sandbox) -> None:
         packet = frame.ipv4(own, OUTSIDE, protocol, body)
         sandbox.process.packet(interface="eth0", frame=frame.ethernet(mac, packet))
     assert sandbox.process.udp(address=OUTSIDE, port=53, text="last") == "LAST"
-    assert len(from_sandbox(world, sandbox)) == 1
+    assert len(sniffed(world.outside, own, b"last")) == 1
 
 
 def test_arp_speaks_for_the_sandbox_only(world: World, sandbox: Sandbox) -> None:
@@ -169,8 +178,23 @@ def test_only_answers_of_listed_peers_come_in(world: World, sandbox: Sandbox) ->
     mac = world.outside_gateway_mac()
     world.outside.packet(interface="eth0", frame=frame.ethernet(mac, forged))
     assert sandbox.process.udp(address=OUTSIDE, port=53, text="last") == "LAST"
-    frames = [bytes.fromhex(text) for text in sandbox.process.seen()]
-    assert len([f for f in frames if f[30:34] == ip_address(inside).packed]) == 1
+    assert len(sniffed(sandbox.process, OUTSIDE, b"LAST")) == 1
+
+
+def test_only_what_is_for_the_sandbox_and_not_in_its_name_comes_in(
+    world: World, sandbox: Sandbox, table: PolicyTable
+) -> None:
+    table.load(sandbox.sandbox_id, 2, [Rule(Protocol.UDP, ip_network("0.0.0.0/0"))])
+    table.activate(sandbox.sandbox_id, 2, Mode.RULES)
+    ip("route", "add", "10.77.0.200/32", "dev", sandbox.interface)
+    sandbox.process.sniff(interface="eth0")
+    inside, mac = str(sandbox.address), world.outside_gateway_mac()
+    for source, target in ((OUTSIDE, "10.77.0.200"), (inside, inside)):
+        packet = frame.ipv4(source, target, 17, frame.udp(53, 9, b"stray"))
+        world.outside.packet(interface="eth0", frame=frame.ethernet(mac, packet))
+    assert sandbox.process.udp(address=OUTSIDE, port=53, text="last") == "LAST"
+    assert b"stray" not in b"".join(sniffed(sandbox.process, OUTSIDE, b"LAST"))
+    assert not any(b"stray" in bytes.fromhex(f) for f in sandbox.process.seen())
 
 
 def test_errors_about_its_own_packets_come_in(world: World, sandbox: Sandbox) -> None:

@@ -24,9 +24,9 @@ from .sandnet import OTHER, OUTSIDE, Sandbox, World
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, node_name: str) -> Iterator[World]:
     sandnet.require()
-    with sandnet.world(tmp_path) as made:
+    with sandnet.world(tmp_path, node_name) as made:
         for port in (80, 81, 82):
             made.outside.serve(kind="tcp", address=OUTSIDE, port=port)
         yield made
