@@ -167,8 +167,6 @@ class DSecClient:
         Raises:
             InvalidArgument: the arguments are wrong for all of them.
         """
-        if not isinstance(count, int) or not 1 <= count <= _MAX_COUNT:
-            raise InvalidArgument(f"count={count!r} is impossible", hint=f"1 to {_MAX_COUNT}")
         return await self._create(count, spec, timeout, on_progress, idempotency_key)
 
     async def run_container(
@@ -198,8 +196,8 @@ class DSecClient:
             NotFound: the node knows no such sandbox of this project.
             SandboxDead: it has ended, and why.
         """
-        node = sandbox_node(sandbox_id)
-        with self._connection.operation("connect", node=node) as op:
+        with self._connection.operation("connect") as op:
+            node = op.node = sandbox_node(sandbox_id)
             info = await self._connection.call(
                 INFO, ById(sandbox_id=sandbox_id), op=op, node=node,
                 patience_s=SUSPECT_AFTER_S, idempotent=True,
@@ -229,7 +227,8 @@ class DSecClient:
         Returns:
             An async iterator of SandboxInfo whose `coverage` names the nodes that did not answer.
         """
-        selection = Selection(labels=check_labels(labels or {}), limit=limit)
+        with self._connection.operation("list"):
+            selection = Selection(labels=check_labels(labels or {}), limit=limit)
         return SandboxListing(self._connection, selection, timeout, every_project=every_project)
 
     async def pause_many(
@@ -288,7 +287,9 @@ class DSecClient:
 
     async def quota(self, project: str) -> object:
         """A project's quota."""
-        raise Unsupported(f"quotas of {project} cannot be asked for yet")
+        self._connection.refuse(
+            "quota", Unsupported(f"the quota of {project} cannot be asked for yet")
+        )
 
     async def call(
         self,
@@ -300,10 +301,9 @@ class DSecClient:
         timeout: float = 10.0,
     ) -> ExecResult:
         """Run a function in a pre-created container."""
-        raise Unsupported(
-            f"function calls ({task_type}) are not built yet",
-            hint="create a container and exec the code in it",
-        )
+        hint = "create a container and exec the code in it"
+        err = Unsupported(f"function calls ({task_type}) are not built yet", hint=hint)
+        self._connection.refuse("call", err)
 
     async def _create(
         self,
@@ -314,6 +314,8 @@ class DSecClient:
         key: str | None,
     ) -> Made:
         with self._connection.operation("create") as op:
+            if not isinstance(count, int) or not 1 <= count <= _MAX_COUNT:
+                raise InvalidArgument(f"count={count!r} is impossible", hint=f"1 to {_MAX_COUNT}")
             timeout_s = check_seconds("timeout", timeout)
             key = random_token() if key is None else check_key(key)
             spec = build_spec(arguments)

@@ -39,6 +39,8 @@ def command(
     max_output_bytes: int,
     exec_id: str | None,
     tty: bool = False,
+    stream: bool = False,
+    detach: bool = False,
 ) -> ExecRequest:
     """The request for a command, still without input.
 
@@ -66,6 +68,8 @@ def command(
         user=None if user is None else _text("user", str(user)),
         timeout_s=None if timeout is None else check_seconds("timeout", timeout),
         max_output_bytes=max_output_bytes,
+        stream=stream,
+        detach=detach,
     )
 
 

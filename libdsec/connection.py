@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .bus import Budget, Bus
 from .errors import DSecError, InvalidArgument, Unavailable
@@ -131,6 +131,11 @@ class Connection:
     ) -> AbstractContextManager[Operation]:
         """Run one call of the surface, see `libdsec.operation`."""
         return operation(name, self.spans.add, node=node, current=current, request_id=request_id)
+
+    def refuse(self, name: str, err: DSecError) -> NoReturn:
+        """Raise what a call is refused with before it sends anything; it has ids like any other."""
+        with self.operation(name):
+            raise err
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the caller; `close` waits for it a moment."""

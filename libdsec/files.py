@@ -50,8 +50,11 @@ _CHANGES = 3  # times a file may change under a reader before the reader gives u
 
 
 class Files:
-    """The files of one sandbox. Errors are typed, and are the builtin OSErrors of their kind too:
-    FileNotFound, IsADirectory, NotADirectory, PermissionDenied."""
+    """The files of one sandbox.
+
+    Errors are typed: PermissionDenied, Conflict, and FileNotFound, IsADirectory, NotADirectory,
+    which are the builtin OSErrors of their kind as well.
+    """
 
     def __init__(self, connection: Connection, sandbox_id: str) -> None:
         self._connection = connection
@@ -128,18 +131,18 @@ class Files:
         self, path: str, *, recursive: bool = False, user: str | None = None
     ) -> None:  # fmt: skip
         """Remove a file, a link, an empty directory, or with `recursive` a whole tree."""
-        message = FileRemove(
-            sandbox_id=self._sandbox_id, path=_checked(path), recursive=recursive, user=user
-        )
         with self._connection.operation("files.remove", node=self._node) as op:
+            message = FileRemove(
+                sandbox_id=self._sandbox_id, path=_checked(path), recursive=recursive, user=user
+            )
             await self.call(op, FILE_REMOVE, message)
 
     async def rename(self, path: str, to: str, *, user: str | None = None) -> None:
         """Rename; an existing file at `to` is replaced."""
-        message = FileRename(
-            sandbox_id=self._sandbox_id, path=_checked(path), to=_checked(to), user=user
-        )
         with self._connection.operation("files.rename", node=self._node) as op:
+            message = FileRename(
+                sandbox_id=self._sandbox_id, path=_checked(path), to=_checked(to), user=user
+            )
             await self.call(op, FILE_RENAME, message)
 
     async def make_dir(

@@ -87,11 +87,11 @@ class Layers:
             InvalidArgument: the source can be no layer.
         """
         path = Path(source)
-        if not path.exists():
-            raise InvalidArgument(f"there is nothing at {path}", hint="a directory or an archive")
-        config = ImageConfig(env=check_environment(env or {}), user=user, workdir=workdir)
-        begin = _begin(name, kind, config, archive_size(path), public)
         with self._connection.operation("layers.publish") as op:
+            if not path.exists():
+                raise InvalidArgument(f"there is nothing at {path}", hint="a directory or a tar")
+            config = ImageConfig(env=check_environment(env or {}), user=user, workdir=workdir)
+            begin = _begin(name, kind, config, archive_size(path), public)
             started = await self._connection.call(LAYER_BEGIN, begin, op=op)
             op.node = started.node
             size, sha256 = await self._send(op, path, owner, started, begin, on_progress)
@@ -104,8 +104,8 @@ class Layers:
         self, *, kind: LayerKind | str | None = None, limit: int = 1000
     ) -> BoundedList[LayerInfo]:
         """What can be used, by name."""
-        query = LayerQuery(kind=_kind(kind) if kind else None, limit=limit)
         with self._connection.operation("layers.list") as op:
+            query = LayerQuery(kind=_kind(kind) if kind else None, limit=limit)
             listing = await self._connection.call(LAYER_LIST, query, op=op, idempotent=True)
         return BoundedList(listing.layers, listing.dropped)
 
@@ -115,8 +115,8 @@ class Layers:
         Raises:
             NotFound: there is none of that name.
         """
-        parse_layer_ref(ref)
         with self._connection.operation("layers.info") as op:
+            parse_layer_ref(ref)
             return await self._connection.call(
                 LAYER_INFO, LayerQuery(ref=ref), op=op, idempotent=True
             )
@@ -127,17 +127,16 @@ class Layers:
         Raises:
             InvalidArgument: the version is not said: removing "the newest" is a race.
         """
-        if parse_layer_ref(ref)[2] is None:
-            raise InvalidArgument(f"{ref!r} does not say which version", hint="name@version")
         with self._connection.operation("layers.remove") as op:
+            if parse_layer_ref(ref)[2] is None:
+                raise InvalidArgument(f"{ref!r} does not say which version", hint="name@version")
             return await self._connection.call(LAYER_REMOVE, LayerQuery(ref=ref), op=op)
 
     async def import_oci(self, ref: str, name: str) -> LayerInfo:
         """Make a base layer of an OCI image."""
-        raise Unsupported(
-            f"importing {ref} is not built yet",
-            hint="unpack the image's file system into a directory and publish that",
-        )
+        hint = "unpack the image's file system into a directory and publish that"
+        err = Unsupported(f"importing {ref} is not built yet", hint=hint)
+        self._connection.refuse("layers.import_oci", err)
 
     async def _send(
         self,

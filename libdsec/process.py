@@ -132,10 +132,11 @@ class Process:
         Raises:
             Unsupported: commands have no terminal yet.
         """
-        raise Unsupported(
+        err = Unsupported(
             f"command {self.exec_id} has no terminal to make {rows}x{columns}",
             hint="tty=True is not built yet",
         )
+        self._connection.refuse("resize", err)
 
     async def _input(self, data: bytes, *, close: bool) -> None:
         # The offset makes a repeated chunk harmless; the lock keeps two writers' chunks apart.

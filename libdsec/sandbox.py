@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from .callback import Callback
 from .command import Cmd, command, feed, kill_tree, run, with_input
@@ -150,16 +150,15 @@ class Sandbox:
             Unavailable: the node does not answer; whether the command ran is unknown.
             InvalidArgument: the command or its user cannot be.
         """
-        request, fed = with_input(
-            command(
-                self.id, cmd, cwd=cwd, env=env, user=user, timeout=timeout,
-                max_output_bytes=max_output_bytes, exec_id=exec_id,
-            ),
-            stdin,
-        )  # fmt: skip
-        if on_stdout is not None or on_stderr is not None:
-            request = request.model_copy(update={"stream": True})
         with self._connection.operation("exec", node=self.node) as op:
+            request, fed = with_input(
+                command(
+                    self.id, cmd, cwd=cwd, env=env, user=user, timeout=timeout,
+                    max_output_bytes=max_output_bytes, exec_id=exec_id,
+                    stream=on_stdout is not None or on_stderr is not None,
+                ),
+                stdin,
+            )  # fmt: skip
             try:
                 return await run(self._connection, op, request, fed, on_stdout, on_stderr)
             except DSecError:
@@ -192,14 +191,16 @@ class Sandbox:
             stdin: None leaves the input open for `Process.write`.
             max_output_bytes: how much of each stream `Process.wait` keeps.
         """
-        request = command(
-            self.id, cmd, cwd=cwd, env=env, user=user, timeout=timeout,
-            max_output_bytes=MAX_OUTPUT_LIMIT, exec_id=exec_id, tty=tty,
-        ).model_copy(update={"detach": True, "stdin_open": stdin is None})  # fmt: skip
-        fed = b""
-        if stdin is not None:
-            request, fed = with_input(request, stdin)
         with self._connection.operation("start", node=self.node) as op:
+            request, fed = with_input(
+                command(
+                    self.id, cmd, cwd=cwd, env=env, user=user, timeout=timeout,
+                    max_output_bytes=MAX_OUTPUT_LIMIT, exec_id=exec_id, tty=tty, detach=True,
+                ),
+                stdin,
+            )  # fmt: skip
+            if stdin is None:
+                request = request.model_copy(update={"stdin_open": True})
             reading = Reading(self._connection, op, self.id, request.exec_id, capture_bytes=0)
             await reading.begin(request)
             if fed:
@@ -263,12 +264,15 @@ class Sandbox:
         self, idle_timeout_s: float | None = None, max_lifetime_s: float | None = None
     ) -> SandboxInfo:
         """Set new limits of its life, counted as at create; None leaves one as it is."""
-        message = ExtendSandbox(
-            sandbox_id=self.id,
-            idle_timeout_s=_seconds("idle_timeout_s", idle_timeout_s),
-            max_lifetime_s=_seconds("max_lifetime_s", max_lifetime_s),
-        )
-        return await self._ask("extend", EXTEND, message)
+        with self._connection.operation("extend", node=self.node) as op:
+            message = ExtendSandbox(
+                sandbox_id=self.id,
+                idle_timeout_s=_seconds("idle_timeout_s", idle_timeout_s),
+                max_lifetime_s=_seconds("max_lifetime_s", max_lifetime_s),
+            )
+            return await self._connection.call(
+                EXTEND, message, op=op, node=self.node, idempotent=True
+            )
 
     async def set_network(self, network: NetworkSpec | None = None) -> int:
         """Replace the whole rule set at once; returns the generation now in force.
@@ -292,25 +296,28 @@ class Sandbox:
 
     async def session(self, name: str = "default") -> object:
         """A persistent shell."""
-        raise Unsupported("sessions are not built yet", hint="exec runs each command by itself")
+        self._unbuilt("session", "exec runs each command by itself")
 
     async def pack_diff(
         self, name: str, *, exclude: Sequence[str] = (), wait: bool = True
     ) -> LayerInfo:
         """The writable layer as a new immutable layer."""
-        raise Unsupported("pack_diff is not built yet", hint="download a tree and publish it")
+        self._unbuilt("pack_diff", "download a tree and publish it")
 
     async def fork(self, n: int, memory: bool = False) -> list[Sandbox]:
         """New sandboxes from this one's disk."""
-        raise Unsupported("fork is not built yet", hint="create_many from the same layers")
+        self._unbuilt("fork", "create_many from the same layers")
 
     async def forward(self, port: int) -> tuple[str, int]:
         """A local address that reaches a port inside."""
-        raise Unsupported("forward is not built yet", hint="exec a client inside the sandbox")
+        self._unbuilt("forward", "exec a client inside the sandbox")
 
     async def http(self, port: int, request: object) -> object:
         """A request to a service inside."""
-        raise Unsupported("http is not built yet", hint="exec a client inside the sandbox")
+        self._unbuilt("http", "exec a client inside the sandbox")
+
+    def _unbuilt(self, name: str, instead: str) -> NoReturn:
+        self._connection.refuse(name, Unsupported(f"{name} is not built yet", hint=instead))
 
     async def _ask(
         self, verb: str, rpc: Rpc[Req, Rep], message: Req, *, budget_s: float = CALL_TIMEOUT_S

@@ -137,9 +137,9 @@ async def do_many(
     The edges know no common limit, so with one the sandboxes are listed first and addressed one by
     one; without, each edge does its own.
     """
-    if limit is not None and limit < 1:
-        raise InvalidArgument(f"limit={limit} is impossible", hint="1 or more, or None for all")
     with connection.operation(f"{verb.name}_many") as op:
+        if limit is not None and limit < 1:
+            raise InvalidArgument(f"limit={limit} is impossible", hint="1 or more, or None")
         if limit is not None:
             return await _few(connection, op, verb, labels, dry_run, limit, timeout_s)
         selection = Selection(labels=check_labels(labels), dry_run=dry_run)

@@ -9,7 +9,14 @@ import stat
 from pathlib import Path
 
 from libdsec.bus import Bus, Call
-from libdsec.errors import DSecError, FileNotFound, IsADirectory, NotADirectory, PermissionDenied
+from libdsec.errors import (
+    Conflict,
+    DSecError,
+    FileNotFound,
+    IsADirectory,
+    NotADirectory,
+    PermissionDenied,
+)
 from libdsec.wire.files import (
     DirListing,
     FileChunk,
@@ -41,7 +48,7 @@ _TYPED: dict[int, type[DSecError]] = {
     errno.ENOTDIR: NotADirectory,
     errno.EACCES: PermissionDenied,
     errno.EPERM: PermissionDenied,
-    errno.ENOTEMPTY: PermissionDenied,
+    errno.ENOTEMPTY: Conflict,
 }
 
 
