@@ -259,7 +259,7 @@ async def test_host_that_cannot_enforce_says_why_and_starts_nothing(node: Node) 
     node.process.environment["DSEC_BPF_OBJECT"] = "/nowhere/policy.bpf.o"
     await node.restart(signal.SIGTERM, reason="/nowhere/policy.bpf.o is not there", ready=False)
     sandbox = node.world.sandbox(link=False)
-    with pytest.raises(Unsupported, match="/nowhere/policy.bpf.o"):
+    with pytest.raises(Unsupported, match=r"/nowhere/policy\.bpf\.o"):
         await node.apply(sandbox, 1, NetworkNone())
     assert sandbox.process.socket(family=2, kind=1) == "EPERM", "the old programs still hold"
 
