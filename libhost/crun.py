@@ -32,6 +32,7 @@ from libhost.errors import HostError
 from libhost.net import Link
 from libhost.oci import AGENT_FD, ContainerSpec, build_config
 from libhost.paths import NodePaths, SandboxPaths
+from libhost.pidfd import is_alive
 
 __all__ = [
     "ContainerSpec",
@@ -157,7 +158,7 @@ class Runtime:
         ]
 
     def find(self, sandbox: SandboxPaths) -> StartedContainer | None:
-        """PID 1 of a container a predecessor started, None if it is not running."""
+        """PID 1 of a container a predecessor started, None if it has exited, reaped or not."""
         try:
             pid = int(sandbox.pid_file.read_text())
             pidfd = os.pidfd_open(pid)
@@ -165,7 +166,8 @@ class Runtime:
             return None
         # The pidfd holds the number from here on; its cgroup says whether it is still ours.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if f"/{sandbox.sandbox_id}/" in Path(f"/proc/{pid}/cgroup").read_text():
+            ours = f"/{sandbox.sandbox_id}/" in Path(f"/proc/{pid}/cgroup").read_text()
+            if ours and is_alive(pidfd):
                 return StartedContainer(pid, pidfd)
         os.close(pidfd)
         return None

@@ -88,7 +88,8 @@ class NodeNetwork:
                 ip.link("add", ifname=name, kind="veth", peer={"ifname": f"{name[:-1]}_"})
             for end in (name, f"{name[:-1]}_"):
                 _set(f"ipv6/conf/{end}/disable_ipv6", "1")
-                ip.link("set", index=_index(ip, end), state="up")
+                alias = self._paths.cgroup_name
+                ip.link("set", index=_index(ip, end), state="up", ifalias=alias)
             ip.addr("replace", index=_index(ip, name), address=str(self._gateway), prefixlen=32)
             names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
             routes = {names[oif]: address for oif, address in self._routes(ip) if oif in names}
