@@ -109,6 +109,15 @@ class Actor:
         self._sockets[sock.fileno()] = sock
         return sock.fileno()
 
+    def refused(self, *, peers: list[tuple[str, int]]) -> list[bool]:
+        """Whether each may not even be named as a datagram's peer; nothing is sent."""
+        answers = []
+        for address, port in peers:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                answers.append(sock.connect_ex((address, port)) == errno.EPERM)
+        return answers
+
     def talk(self, *, handle: int, text: str, timeout_s: float = 1.0) -> str:
         sock = self._sockets[handle]
         sock.settimeout(timeout_s)

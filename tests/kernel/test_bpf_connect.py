@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from libhost.bpf.layout import Hook, Reason
-from libhost.bpf.rule import Mode, Protocol, Rule
+from libhost.bpf.rule import Address, Mode, Protocol, Rule
 from libhost.bpf.table import PolicyTable
+from libhost.flow_child import Flow, is_allowed
 
 from . import sandnet
 from .sandnet import OTHER, OUTSIDE, Sandbox, World
@@ -119,6 +121,39 @@ def test_longest_prefix_decides_and_a_port_comes_before_any_port(
     assert isinstance(sandbox.process.connect(address=OUTSIDE, port=80), int)
     assert sandbox.process.connect(address=OTHER, port=80) == "EPERM"
     assert sandbox.process.connect(address="10.88.1.1", port=80, timeout_s=0.2) != "EPERM"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kernel_decides_as_the_plain_judgement_does(
+    world: World, table: PolicyTable, seed: int
+) -> None:
+    """Nested prefixes of both families and verdicts, against peers in and beside them."""
+    dice = Random(seed)
+
+    def address() -> Address:
+        if dice.random() < 0.3:
+            return ip_address(f"fd00::{dice.randrange(4):x}:{dice.randrange(4):x}")
+        return ip_address(f"10.{dice.randrange(2)}.{dice.randrange(4)}.{dice.randrange(4)}")
+
+    def rule() -> Rule:
+        at = address()
+        prefix = dice.randrange(at.max_prefixlen + 1) if dice.random() < 0.3 else (
+            at.max_prefixlen - dice.randrange(20)
+        )  # fmt: skip
+        network = ip_network((at, prefix), strict=False)
+        return Rule(Protocol.UDP, network, dice.choice([0, 0, 53, 80]), dice.random() < 0.6)
+
+    found = {(r.network, r.port): r for r in (rule() for _ in range(60))}
+    sandbox = world.sandbox()
+    sandbox.register(table)
+    table.load(sandbox.sandbox_id, 1, found.values())
+    table.activate(sandbox.sandbox_id, 1, Mode.RULES)
+    rows = [(int(r.protocol), r.network, r.port, r.allow) for r in found.values()]
+    peers = [(address(), dice.choice([53, 80, 81])) for _ in range(400)]
+    expected = [not is_allowed(Flow(0, 17, b"", at, at, port), rows) for at, port in peers]
+    answers = sandbox.process.refused(peers=[(str(peer), port) for peer, port in peers])
+    assert answers == expected
+    assert 20 < sum(expected) < 380, "the dice must show both sides"
 
 
 def test_raw_and_unusual_sockets_are_refused(world: World, table: PolicyTable) -> None:
