@@ -125,6 +125,10 @@ class Reading:
             duration_s=done.duration_s,
         )
 
+    @property
+    def timed_out(self) -> bool:
+        return self.done is not None and self.done.timed_out
+
     async def outputs(
         self, request: ExecRequest | None = None, *, until_started: bool = False
     ) -> AsyncGenerator[Output, None]:

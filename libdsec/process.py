@@ -21,9 +21,10 @@ INPUT_S = 3600.0  # a command may be slow to read what is written to it
 
 @dataclass(frozen=True)
 class Exited:
-    """The last event of a process."""
+    """The last event of a process; `timed_out`: its own timeout ended it, and its whole tree."""
 
     result: ExecResult
+    timed_out: bool = False
 
 
 Event = Output | Exited
@@ -74,7 +75,7 @@ class Process:
             )  # fmt: skip
             async for output in reading.outputs():
                 yield output
-            yield Exited(reading.result)
+            yield Exited(reading.result, reading.timed_out)
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
         """Wait for its end; the result holds the output from this handle's offset on.
@@ -158,8 +159,8 @@ class Process:
 
 def ended(reading: Reading) -> ExecResult:
     """The result, or ExecTimeout with it inside."""
-    result, done = reading.result, reading.done
-    if done is not None and done.timed_out:
+    result = reading.result
+    if reading.timed_out:
         raise ExecTimeout(
             f"the command was ended by its timeout after {result.duration_s:.1f} s",
             hint="its whole process tree is gone; the partial output is in .result",

@@ -76,7 +76,7 @@ class SandboxListing:
 
     async def __aiter__(self) -> AsyncGenerator[SandboxInfo, None]:
         with self._connection.operation("list") as op:
-            replies = await self.gather(op)
+            replies = await self._gather(op)
         found = sorted(
             (info for reply in replies.values() for info in reply.sandboxes),
             key=lambda info: (info.created_at, info.sandbox_id),
@@ -84,7 +84,7 @@ class SandboxListing:
         for info in found[: self._selection.limit]:
             yield info
 
-    async def gather(self, op: Operation) -> Mapping[str, Listing]:
+    async def _gather(self, op: Operation) -> Mapping[str, Listing]:
         gathered, lost, known = await scatter(
             self._connection, op, self._rpc, self._selection, self._timeout_s
         )
