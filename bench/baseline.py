@@ -79,7 +79,7 @@ def _config(root: Path, argv: list[str]) -> dict[str, object]:
         "root": {"path": str(root), "readonly": False},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
         ],
         "linux": {"namespaces": [{"type": t} for t in ("pid", "ipc", "uts", "mount", "network")]},
     }  # fmt: skip
@@ -150,6 +150,16 @@ class _Crun:
             list(pool.map(self._delete, names))
         return took
 
+    def answer(self, what: str, count: int, parallel: int) -> float:
+        match what:
+            case "run":
+                return self.run()
+            case "exec":
+                return self.exec()
+            case "burst":
+                return self.burst(count, parallel)
+        return 0.0  # "ready"
+
     def _delete(self, name: str) -> None:
         self._run("delete", "-f", name)
 
@@ -162,10 +172,7 @@ def _serve(home: Path) -> None:
     try:
         for line in sys.stdin:
             what, count, parallel = json.loads(line)
-            took = {"run": crun.run, "exec": crun.exec, "ready": lambda: 0.0}.get(
-                what, lambda count=count, parallel=parallel: crun.burst(count, parallel)
-            )()
-            print(json.dumps([took]), flush=True)
+            print(json.dumps([crun.answer(what, count, parallel)]), flush=True)
     finally:
         crun.close()
 

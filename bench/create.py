@@ -12,21 +12,24 @@ import sys
 import time
 from collections.abc import Sequence
 
-from libdsec import DSecClient
+from libdsec import DSecClient, Sandbox
+from libdsec.spec import SpecArguments
 
 from .baseline import SENTENCE, Baseline
 from .figure import Figure
 from .stack import running
 
 IMAGE = "busybox"
-SIZE = {"cpus": 0.1, "memory_mib": 64, "disk_mib": 64, "pids": 64}
+SIZE: SpecArguments = {
+    "image": IMAGE, "cpus": 0.1, "memory_mib": 64, "disk_mib": 64, "pids": 64,
+}  # fmt: skip
 N, BURST, BURSTS, SUSTAIN_S, PARALLEL = 200, 100, 3, 10.0, 16
 
 
 async def one(client: DSecClient) -> tuple[float, float]:
     """Seconds of a create up to the first output, and of the stop."""
     begin = time.perf_counter()
-    sandbox = await client.create(image=IMAGE, **SIZE)
+    sandbox = await client.create(**SIZE)
     result = await sandbox.exec(["/bin/echo", SENTENCE])
     took = time.perf_counter() - begin
     if result.stdout.strip() != SENTENCE:
@@ -39,7 +42,7 @@ async def one(client: DSecClient) -> tuple[float, float]:
 async def burst(client: DSecClient) -> float:
     """Seconds until BURST sandboxes are ready."""
     begin = time.perf_counter()
-    made = await client.create_many(BURST, image=IMAGE, **SIZE)
+    made = await client.create_many(BURST, **SIZE)
     took = time.perf_counter() - begin
     failed = [item for item in made if isinstance(item, BaseException)]
     for sandbox in made:
@@ -52,12 +55,12 @@ async def burst(client: DSecClient) -> float:
 
 async def sustained(client: DSecClient) -> tuple[float, float]:
     """Creates and stops per second, PARALLEL at once, for SUSTAIN_S."""
-    ids = []
+    ids: list[Sandbox] = []
     end = time.perf_counter() + SUSTAIN_S
 
     async def creator() -> None:
         while time.perf_counter() < end and len(ids) < 1000:
-            ids.append(await client.create(image=IMAGE, **SIZE))
+            ids.append(await client.create(**SIZE))
 
     begin = time.perf_counter()
     await asyncio.gather(*(creator() for _ in range(PARALLEL)))
@@ -65,9 +68,9 @@ async def sustained(client: DSecClient) -> tuple[float, float]:
     begin = time.perf_counter()
     limit = asyncio.Semaphore(PARALLEL)
 
-    async def stop(sandbox: object) -> None:
+    async def stop(sandbox: Sandbox) -> None:
         async with limit:
-            await sandbox.stop()  # type: ignore[attr-defined]
+            await sandbox.stop()
 
     await asyncio.gather(*(stop(s) for s in ids))
     return len(ids) / creating, len(ids) / (time.perf_counter() - begin)
@@ -92,7 +95,9 @@ async def measure() -> list[Figure]:
     note = f"disk limit: {mode}; journal fsynced; PLACEMENTS on file; 1 % sampled"
     quantile = statistics.quantiles(creates, n=100)[98] * 1e3
     return [
-        Figure("create_p50_ms", statistics.median(creates) * 1e3, "ms", base, N, "ratio <= 3", note),
+        Figure(
+            "create_p50_ms", statistics.median(creates) * 1e3, "ms", base, N, "ratio <= 3", note
+        ),
         Figure("create_p99_ms", quantile, "ms", base, N),
         Figure(
             "create_burst100_s", statistics.median(b for _, b in pairs), "s",

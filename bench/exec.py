@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from .baseline import Baseline
-from .create import IMAGE, SIZE
+from .create import SIZE
 from .figure import Figure
 from .stack import running
 
@@ -19,7 +19,7 @@ N, WARM = 1000, 50
 async def measure() -> list[Figure]:
     with Baseline() as crun:
         async with running() as client:
-            sandbox = await client.create(image=IMAGE, **SIZE)
+            sandbox = await client.create(**SIZE)
             ours, bare = [], []
             for i in range(N + WARM):
                 begin = time.perf_counter()

@@ -12,7 +12,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """`ratio` is value / baseline, both from this run; `n` is how many samples `value` stands on."""
+    """`ratio` is value / baseline, both of this run; `n` is how many samples `value` stands on."""
 
     name: str
     value: float

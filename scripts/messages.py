@@ -15,9 +15,9 @@ INTRO = """# Messages
 
 Generated from `libdsec/wire` by `make docs`; a test compares the two.
 
-A payload is JSON, bytes in it are base64. A receiver ignores fields it does not know. `*` in a subject
-stands for what the sender fills in: a project, a node, a lane. An error reply has the header
-`Dsec-Error` and an `ErrorReply` as its payload.
+A payload is JSON, bytes in it are base64. A receiver ignores fields it does not know. `*` in a
+subject stands for what the sender fills in: a project, a node, a lane. An error reply has the
+header `Dsec-Error` and an `ErrorReply` as its payload.
 """
 
 
@@ -81,9 +81,8 @@ def render() -> str:
         assert isinstance(rpc, envelope.Rpc | envelope.StreamingRpc)
         used |= {rpc.request, rpc.reply}
         stream = "stream of, ending in " if isinstance(rpc, envelope.StreamingRpc) else ""
-        lines.append(
-            f"| {name} | `{rpc.subject()}` | {rpc.request.__name__} | {stream}{rpc.reply.__name__} | {rpc.owner} |"
-        )
+        types_ = f"{rpc.request.__name__} | {stream}{rpc.reply.__name__}"
+        lines.append(f"| {name} | `{rpc.subject()}` | {types_} | {rpc.owner} |")
     lines += ["", "## Events", "", "| name | subject | message |", "|---|---|---|"]
     for name, event in declared(envelope.Event):
         assert isinstance(event, envelope.Event)
@@ -100,8 +99,9 @@ def render() -> str:
         assert isinstance(s, envelope.Stream)
         kind = "work queue" if s.work_queue else "log"
         full = "refuses" if s.discard_new else "forgets the oldest"
+        names = ", ".join(f"`{x}`" for x in s.subjects)
         lines.append(
-            f"| {s.name} | {', '.join(f'`{x}`' for x in s.subjects)} | {kind} | {s.max_age_s:g} s | "
+            f"| {s.name} | {names} | {kind} | {s.max_age_s:g} s | "
             f"{s.max_msgs} messages, {s.max_bytes >> 20} MiB; full: {full} |"
         )
     lines += ["", "Consumers of PLACEMENTS, shared by all schedulers:", ""]
