@@ -41,6 +41,7 @@ async def setup(service: Service[PolicySettings]) -> None:
     if enforcement is not None:
         metrics.watch("sandboxes", "with a policy in force", enforcement.count)
         metrics.watch("stray_denied", "refusals to what is no sandbox", enforcement.stray_denied)
+        service.debug("strays", enforcement.strays)
     verbs = Verbs(enforcement, reason, metrics, service.clock)
     service.stack.callback(verbs.close)
     await serve(service, verbs)

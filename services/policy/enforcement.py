@@ -143,6 +143,13 @@ class Enforcement:
         """Refusals to sockets and links of no sandbox: a process that nobody policed."""
         return self._table.stray_counters().denied
 
+    def strays(self) -> list[str]:
+        """Which those were, for whoever has to find it."""
+        return [
+            f"{d.process} {d.target} x{d.count} ({d.rule})"
+            for d in (_on_the_wire(denial, 0.0) for denial in self._table.stray_denials())
+        ]
+
     @property
     def mechanisms(self) -> tuple[str, ...]:
         return ("network", f"link={self._table.mechanism.value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,15 @@ def test_audit_says_what_when_who_and_why(world: World, enforcement: Enforcement
     assert denial.at > 2e9
     with pytest.raises(NotFound):
         enforcement.audit(f"{world.paths.node}_abcdef_abcdefghijkm", wall_s=0, boottime_s=0)
+
+
+def test_strays_are_told_by_name(world: World, enforcement: Enforcement) -> None:
+    stray = world.sandbox(link=False)
+    assert stray.process.socket(family=socket.AF_INET, kind=socket.SOCK_DGRAM) == "EPERM"
+    (told,) = enforcement.strays()
+    assert told.endswith("udp x1 (socket: unknown)")
+    assert f"[{stray.process.pid}]" in told
+    assert enforcement.stray_denied() == 1
 
 
 def test_sweep_spares_what_is_younger_than_the_list(
