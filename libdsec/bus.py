@@ -27,17 +27,17 @@ from ._bus.inbox import Conversation, Inbox
 from ._bus.incoming import Incoming, Reception
 from ._bus.jetstream import H_MSG_ID, H_TTL, PubAck, refusal, ttl_header
 from ._bus.link import BusObserver, Credentials, Link
-from ._bus.mailbox import Mailbox, Reply
+from ._bus.mailbox import Mailbox, NobodyListens, Reply
 from ._bus.outgoing import Outgoing, asking, exchange, fire, inbox_subject
 from ._bus.serving import Endpoint, Serving, complaint
 from .errors import DSecError
-from .wire.envelope import H_ERROR, H_FROM, H_KIND, H_NONCE, Event, Rpc, StreamingRpc
+from .wire.envelope import H_BUDGET_MS, H_ERROR, H_FROM, H_KIND, H_NONCE, Event, Rpc, StreamingRpc
 from .wire.error import ErrorReply
 from .wire.model import Message
 
 __all__ = [
-    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming", "Part",
-    "PubAck", "Reception", "Serving", "Tokens", "complaint", "current_call", "leave_call",
+    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming", "NobodyListens",
+    "Part", "PubAck", "Reception", "Serving", "Tokens", "complaint", "current_call", "leave_call",
     "refusal", "ttl_header",
 ]  # fmt: skip
 
@@ -290,7 +290,8 @@ class Bus:
         Args:
             msg_id: one per attempt; publishing the same one again within the stream's window
                 stores nothing and says `duplicate`.
-            ttl_s: the stream forgets the message after this long.
+            ttl_s: the stream forgets the message after this long; it is the budget that whoever
+                takes it out of the stream finds stated.
 
         Raises:
             QuotaExceeded: the stream is full; `retry_after_s` is set.
@@ -301,6 +302,7 @@ class Bus:
         extra = {H_MSG_ID: msg_id, **(headers or {})}
         if ttl_s is not None:
             extra[H_TTL] = ttl_header(ttl_s)
+            extra[H_BUDGET_MS] = str(int(ttl_s * 1000))
         out = Outgoing.begin("publish", event.template, subject, budget_s, request_id, extra)
         waiter = Reply(subject, "a JetStream stream", raw=True)
         part = await exchange(self._link, self._mailbox, out, waiter, message.encode())

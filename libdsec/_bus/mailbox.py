@@ -28,8 +28,12 @@ def ends(part: Part) -> bool:
     return part.kind in _ENDS
 
 
-def nobody_answers(subject: str, owner: str) -> Unavailable:
-    return Unavailable(
+class NobodyListens(Unavailable):
+    """The request has reached nobody: it was certainly not carried out."""
+
+
+def nobody_answers(subject: str, owner: str) -> NobodyListens:
+    return NobodyListens(
         f"nobody answers on {subject}: {owner} is not there",
         hint="it may be starting, stopped, or cut off from NATS",
         retry_after_s=1.0,

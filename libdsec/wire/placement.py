@@ -57,6 +57,7 @@ class Offer(Message):
     reply_to: str
     nonce: str
     budget_ms: int
+    queued_ms: float = 0.0  # from the publish to this offer, for the record of the create
     spec: SandboxSpec
     layers: ResolvedLayers
 

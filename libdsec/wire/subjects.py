@@ -211,9 +211,10 @@ LAYERS = Bucket("DSEC_LAYERS", layer.LayerInfo)  # key <space>.<name, base32>.<v
 BUCKETS = (CLAIMS, LAYERS)
 
 # --- Redis: one hash, one round trip ---
-REDIS_NODES = "dsec:v1:nodes"  # node → Heartbeat with the watcher's receive time
+REDIS_NODES = "dsec:v1:nodes"  # node → its last Heartbeat
 
 # --- queue groups ---
 Q_SCHEDULERS = "schedulers"
+Q_WATCHERS = "watchers"
 Q_LAYERS = "layers"
 Q_BURST = "burst"
