@@ -154,7 +154,7 @@ class Reading:
                 raise cause from err  # the command never arrived, or nobody remembers it
             except (Unavailable, DeadlineExceeded, DataLoss) as err:
                 cause = self._lost(err)
-                if err.retry_after_s is None:
+                if err.retry_after_s is None or self.started.done():
                     request = None
                 await self._pause(err, cause)
 

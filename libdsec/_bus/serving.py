@@ -160,7 +160,11 @@ class Serving:
             error = err
             await self._fail(msg.reply, call, err)
         except asyncio.CancelledError:
-            error = Unavailable(f"{self._endpoint.identity} is stopping", retry_after_s=1.0)
+            # Without retry_after_s, which would say that nothing has been done yet.
+            error = Unavailable(
+                f"{self._endpoint.identity} stopped while it handled the request",
+                hint="it may have been carried out: repeat it with the same id or key",
+            )
             await self._fail(msg.reply, call, error)
             raise
         finally:
