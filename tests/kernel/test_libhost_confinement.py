@@ -1,4 +1,4 @@
-"""What root inside a sandbox can reach. The table is the promise; docs/adr/0006 gives the reasons."""
+"""What root inside a sandbox can reach. The table is the promise, docs/adr/0006 the reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from libhost.oci import CAPABILITIES
 
-from .libhost_node import Box, LibhostNode, libhost_node
+from .libhost_node import Box, libhost_node
 
 # Attempt -> what answers. "ok" rows are what must go on working.
 TABLE = {
