@@ -162,7 +162,7 @@ class Serving:
         except asyncio.CancelledError:
             # Without retry_after_s, which would say that nothing has been done yet.
             error = Unavailable(
-                f"{self._endpoint.identity} stopped while it handled the request",
+                f"{self._endpoint.identity} is stopping and cut the request off",
                 hint="it may have been carried out: repeat it with the same id or key",
             )
             await self._fail(msg.reply, call, error)
