@@ -7,10 +7,10 @@
 
 static struct {
     uint8_t *memory;
-    uint32_t *next;      /* link of each chunk: in the free list or in its queue */
+    uint32_t *next; /* link of each chunk: in the free list or in its queue */
     uint32_t size, free, promised;
     uint32_t free_head;
-    uint32_t hot;        /* upper bound of free chunks that still hold pages */
+    uint32_t hot; /* upper bound of free chunks that still hold pages */
 } pool;
 
 bool pool_init(size_t bytes) {
@@ -30,7 +30,8 @@ size_t pool_bytes(void) { return (size_t)pool.size * CHUNK; }
 
 static uint8_t *chunk_at(uint32_t chunk) { return pool.memory + (size_t)chunk * CHUNK; }
 
-/* The free list holds chunk+1, and 0 in a fresh mapping means "the one after me": nothing is touched at the start. */
+/* The free list holds chunk+1, and 0 in a fresh mapping means "the one after me": nothing is
+ * touched at the start. */
 static uint32_t take(void) {
     uint32_t chunk = pool.free_head;
     pool.free_head = pool.next[chunk] ? pool.next[chunk] - 1 : chunk + 1;

@@ -14,7 +14,7 @@
 #include "request.h"
 
 #define IN_SIZE (MAX_PAYLOAD + HEADER_BYTES)
-#define KEEP_PAGES (128 * 1024)  /* of a buffer that was larger for a moment */
+#define KEEP_PAGES (128 * 1024) /* of a buffer that was larger for a moment */
 #define RECEIVE (64 * 1024)
 
 static struct source listener = {.fd = -1};
@@ -25,8 +25,8 @@ static uint8_t *in, *out;
 static size_t in_start, in_end, in_peak;
 static size_t out_start, out_end_at, out_peak, frame_at;
 static bool out_failed;
-static bool readable;  /* the socket may have more */
-static bool stalled;   /* a whole frame waits in `in` for room in `out` */
+static bool readable; /* the socket may have more */
+static bool stalled;  /* a whole frame waits in `in` for room in `out` */
 static uint32_t watched;
 
 bool conn_open(void) { return peer.fd >= 0; }
@@ -107,7 +107,8 @@ bool conn_has_room(void) { return peer.fd >= 0 && out_end_at - out_start < OUT_L
 
 void conn_flush(void) {
     while (peer.fd >= 0 && !out_failed && out_start < out_end_at) {
-        ssize_t sent = send(peer.fd, out + out_start, out_end_at - out_start, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent =
+            send(peer.fd, out + out_start, out_end_at - out_start, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && errno != EAGAIN)
@@ -223,7 +224,8 @@ void conn_input(bool force) {
     }
 }
 
-/* The round of the main loop does the work; a hang-up is found by the read or the write it leads to. */
+/* The round of the main loop does the work; a hang-up is found by the read or the write it leads
+ * to. */
 static void peer_ready(struct source *source, uint32_t events) {
     (void)source;
     readable |= (events & ~(uint32_t)EPOLLOUT) != 0;
@@ -231,11 +233,13 @@ static void peer_ready(struct source *source, uint32_t events) {
 
 /* --- accepting --- */
 
-/* The edge is root outside this pid namespace, where our view of its pid is 0. A process in here never shows as 0. */
+/* The edge is root outside this pid namespace, where our view of its pid is 0. A process in here
+ * never shows as 0. */
 static bool peer_is_edge(int fd) {
     struct ucred cred;
     socklen_t len = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == 0 && cred.pid == 0;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == 0 &&
+           cred.pid == 0;
 }
 
 static void listener_ready(struct source *source, uint32_t events) {
@@ -263,8 +267,10 @@ static void listener_ready(struct source *source, uint32_t events) {
 }
 
 int conn_listen(int fd) {
-    in = mmap(NULL, IN_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    out = mmap(NULL, OUT_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    in = mmap(NULL, IN_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+              -1, 0);
+    out = mmap(NULL, OUT_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+               -1, 0);
     if (in == MAP_FAILED || out == MAP_FAILED)
         return -ENOMEM;
     madvise(out, OUT_SIZE, MADV_DONTFORK); /* `in` is where a child finds its arguments */

@@ -14,7 +14,7 @@
 struct list exec_watched = {&exec_watched, &exec_watched};
 
 static struct exec slots[SLOTS] __attribute__((aligned(4096)));
-static int used;  /* slots ever used: the others' memory is untouched */
+static int used; /* slots ever used: the others' memory is untouched */
 static struct list free_slots = {&free_slots, &free_slots};
 static int live;
 static struct index by_id, by_stream, by_pid;
@@ -24,7 +24,7 @@ static struct index by_id, by_stream, by_pid;
 int exec_slot(const struct exec *exec) { return (int)(exec - slots); }
 
 static uint32_t hash(const char *text, uint32_t len) {
-    uint32_t value = UINT32_C(2166136261);  /* FNV-1a */
+    uint32_t value = UINT32_C(2166136261); /* FNV-1a */
     for (uint32_t i = 0; i < len; i++)
         value = (value ^ (uint8_t)text[i]) * UINT32_C(16777619);
     return value;
@@ -166,7 +166,7 @@ static int begin(struct exec *exec, const struct exec_options *options, const st
 struct exec *exec_start(const struct exec_options *options, const struct job *job, int *error) {
     struct exec *exec = live < MAX_LIVE ? take_slot() : NULL;
     if (exec)
-        exec->started_ns = now_ns();  /* the fork is part of it */
+        exec->started_ns = now_ns(); /* the fork is part of it */
     *error = exec ? -begin(exec, options, job) : EAGAIN;
     if (*error) {
         if (exec)
@@ -205,7 +205,8 @@ void exec_list(void) {
         bool running = exec->state == EXEC_RUNNING;
         out_str(exec->id, exec->id_len);
         out_u32((uint32_t)exec->pid);
-        out_u8(running ? PROCESS_RUNNING : exec->tree.leader ? PROCESS_CHILDREN_LEFT : PROCESS_ENDED);
+        enum process_state ended = exec->tree.leader ? PROCESS_CHILDREN_LEFT : PROCESS_ENDED;
+        out_u8((uint8_t)(running ? PROCESS_RUNNING : ended));
         out_u64(exec->started_ns);
         out_u64(running ? 0 : exec->ended_ns);
         for (int i = 0; i < 2; i++) {

@@ -17,7 +17,7 @@ int files_parent(const char *path, char *name) {
         start--;
     size_t len = end - start;
     if (end == 0)
-        return *path ? -EBUSY : -ENOENT;  /* the root itself, or nothing */
+        return *path ? -EBUSY : -ENOENT; /* the root itself, or nothing */
     if (len > NAME_MAX || start >= PATH_MAX)
         return -ENAMETOOLONG;
     memcpy(name, path + start, len);
@@ -31,7 +31,7 @@ int files_parent(const char *path, char *name) {
 }
 
 int files_run(const struct file_request *request, uint64_t *value) {
-    umask(0);  /* modes are given or kept exactly */
+    umask(0); /* modes are given or kept exactly */
     switch (request->op) {
     case FILE_READ:
         return files_read(request, value);

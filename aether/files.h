@@ -1,4 +1,5 @@
-/* File operations: run in a forked child that has become the user, stdin and stdout being the data. */
+/* File operations: run in a forked child that has become the user, stdin and stdout being the data.
+ */
 #ifndef AETHER_FILES_H
 #define AETHER_FILES_H
 
@@ -7,9 +8,10 @@
 
 #include "spawn.h"
 
-int files_run(const struct file_request *request, uint64_t *value);  /* 0 or an errno */
+int files_run(const struct file_request *request, uint64_t *value); /* 0 or an errno */
 
-/* The directory that holds `path` and, in `name` (NAME_MAX + 1 bytes), what it is called there. Descriptor or -errno. */
+/* The directory that holds `path` and, in `name` (NAME_MAX + 1 bytes), what it is called there.
+ * Descriptor or -errno. */
 int files_parent(const char *path, char *name);
 
 /* files_read.c */

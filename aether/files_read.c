@@ -45,7 +45,8 @@ static int copy_slowly(int fd, uint64_t offset, uint64_t left) {
 static int copy(int fd, uint64_t offset, uint64_t left) {
     off_t at = (off_t)offset;
     while (left > 0) {
-        ssize_t sent = sendfile(STDOUT_FILENO, fd, &at, left < (1 << 20) ? (size_t)left : (1 << 20));
+        ssize_t sent =
+            sendfile(STDOUT_FILENO, fd, &at, left < (1 << 20) ? (size_t)left : (1 << 20));
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && errno == EINVAL)
@@ -98,7 +99,8 @@ static int flush_batch(void) {
     return error;
 }
 
-static int put_entry(const struct stat *info, const char *name, const char *target, size_t target_len) {
+static int put_entry(const struct stat *info, const char *name, const char *target,
+                     size_t target_len) {
     size_t largest = 64 + NAME_MAX + PATH_MAX;
     int error = batch.len + largest > sizeof batch.bytes ? flush_batch() : 0;
     if (error)
@@ -136,7 +138,8 @@ int files_list(const struct file_request *request, uint64_t *value) {
             continue;
         if (request->size && *value >= request->size)
             ++*value;
-        else if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0) {  /* else it has just gone */
+        else if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) ==
+                 0) { /* else it has just gone */
             ++*value;
             error = describe(&info, entry->d_name, fd, entry->d_name);
         }

@@ -18,7 +18,8 @@ enum { MAX_LINKS = 40, DEFAULT_FILE = 0644, DEFAULT_DIRECTORY = 0755, REMOVE_PAS
 
 /* --- WRITE --- */
 
-/* Where the bytes belong: a final link is followed, as a path in our root. Descriptor of the directory or -errno. */
+/* Where the bytes belong: a final link is followed, as a path in our root. Descriptor of the
+ * directory or -errno. */
 static int find_target(const char *path, char *name, struct stat *info, bool *exists) {
     char here[2 * PATH_MAX], link[PATH_MAX];
     if (strlen(path) >= PATH_MAX)
@@ -53,7 +54,8 @@ static int find_target(const char *path, char *name, struct stat *info, bool *ex
 static int receive(int fd, uint64_t size) {
     static char buffer[64 * 1024];
     while (size > 0) {
-        ssize_t got = read(STDIN_FILENO, buffer, size < sizeof buffer ? (size_t)size : sizeof buffer);
+        ssize_t got =
+            read(STDIN_FILENO, buffer, size < sizeof buffer ? (size_t)size : sizeof buffer);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
@@ -77,7 +79,8 @@ static int fill(int fd, const struct file_request *request, const struct stat *o
     else if (old)
         mode = old->st_mode & 07777;
     int error = receive(fd, request->size);
-    /* Only root can give a file away; another user's replacement becomes that user's, as with any editor. */
+    /* Only root can give a file away; another user's replacement becomes that user's, as with any
+     * editor. */
     if (!error && old && (old->st_uid != geteuid() || old->st_gid != getegid()) &&
         fchown(fd, old->st_uid, old->st_gid) < 0 && errno != EPERM)
         error = errno;
@@ -137,7 +140,8 @@ static int empty_directory(int fd, int depth, bool *found) {
     return first;
 }
 
-/* Each level holds its parent open and never says "..", so a directory moved meanwhile leads nowhere else. */
+/* Each level holds its parent open and never says "..", so a directory moved meanwhile leads
+ * nowhere else. */
 static int remove_entry(int dir, const char *name, int depth) {
     if (unlinkat(dir, name, 0) == 0)
         return 0;
@@ -157,7 +161,8 @@ static int remove_entry(int dir, const char *name, int depth) {
         if (unlinkat(dir, name, AT_REMOVEDIR) == 0)
             return 0;
         error = errno;
-        /* Entries added meanwhile, or passed over because the directory shrank as it was read: look again. */
+        /* Entries added meanwhile, or passed over because the directory shrank as it was read: look
+         * again. */
         if (error != ENOTEMPTY && error != EEXIST)
             return error;
     }
@@ -230,5 +235,5 @@ int files_mkdir(const struct file_request *request) {
     if (request->flags & FILE_RECURSIVE)
         return make_all(request->path.text, mode);
     int error = make_one(request->path.text, mode);
-    return error == EBUSY ? EEXIST : error;  /* "/" */
+    return error == EBUSY ? EEXIST : error; /* "/" */
 }

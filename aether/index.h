@@ -1,4 +1,5 @@
-/* Finds a record by a 32-bit key (pid, stream, hash of an exec id): chains over slot numbers, no allocation. */
+/* Finds a record by a 32-bit key (pid, stream, hash of an exec id): chains over slot numbers, no
+ * allocation. */
 #ifndef AETHER_INDEX_H
 #define AETHER_INDEX_H
 
@@ -10,7 +11,7 @@
 #define NO_SLOT (-1)
 
 struct index {
-    int16_t first[BUCKETS];  /* slot + 1, so that zeroed memory is an empty index */
+    int16_t first[BUCKETS]; /* slot + 1, so that zeroed memory is an empty index */
     int16_t next[SLOTS];
     uint32_t key[SLOTS];
 };

@@ -65,7 +65,7 @@ static void ready(struct source *source, uint32_t events) {
 }
 
 void input_open(struct input *input, struct exec *exec, int fd) {
-    struct queue waiting = input->waiting;  /* opened at admission */
+    struct queue waiting = input->waiting; /* opened at admission */
     *input = (struct input){.pipe = {.fd = fd, .ready = ready}, .exec = exec, .waiting = waiting};
     input->is_pipe = fd >= 0;
     input->told = input->is_pipe ? STDIN_WINDOW : 0;

@@ -4,9 +4,11 @@
 
 static struct list unread = {&unread, &unread}, fresh = {&fresh, &fresh}, old = {&old, &old};
 static int count, read_count;
-static size_t chunks;  /* of output, in all three */
+static size_t chunks; /* of output, in all three */
 
-static size_t chunks_of(const struct exec *exec) { return exec->out[0].ring.count + exec->out[1].ring.count; }
+static size_t chunks_of(const struct exec *exec) {
+    return exec->out[0].ring.count + exec->out[1].ring.count;
+}
 
 /* Somebody is just reading it, or processes of it are alive and can only be reached through it. */
 static bool in_use(const struct exec *exec) { return exec->stream || exec->tree.leader; }
@@ -51,7 +53,9 @@ static bool give_record(struct list *from) {
     return false;
 }
 
-bool kept_give_record(void) { return give_record(&old) || give_record(&fresh) || give_record(&unread); }
+bool kept_give_record(void) {
+    return give_record(&old) || give_record(&fresh) || give_record(&unread);
+}
 
 /* --- coming and going --- */
 
@@ -63,7 +67,8 @@ void kept_add(struct exec *exec) {
     }
 }
 
-/* Results nobody has had are limited by how many commands can run, those that were read by MAX_READ. */
+/* Results nobody has had are limited by how many commands can run, those that were read by
+ * MAX_READ. */
 void kept_read(struct exec *exec) {
     if (!exec->read)
         read_count++;
@@ -85,7 +90,8 @@ void kept_remove(struct exec *exec) {
 /* --- time --- */
 
 static uint64_t head_until(const struct list *list, uint64_t age) {
-    return list_empty(list) ? UINT64_MAX : container_of(list->next, struct exec, link)->listed_ns + age;
+    return list_empty(list) ? UINT64_MAX
+                            : container_of(list->next, struct exec, link)->listed_ns + age;
 }
 
 uint64_t kept_until(void) {

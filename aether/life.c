@@ -32,8 +32,8 @@ static void tree_changed(struct source *source, uint32_t events) {
         exec_check(exec);
 }
 
-/* A file operation nobody waits for any more ends by itself: its input ends early, its output breaks. Killed at once, it
- * could not remove its temporary file. */
+/* A file operation nobody waits for any more ends by itself: its input ends early, its output
+ * breaks. Killed at once, it could not remove its temporary file. */
 void exec_abandon(struct exec *exec) {
     input_close(&exec->in);
     output_close(&exec->out[0]);
@@ -50,7 +50,7 @@ void exec_kill_tree(struct exec *exec) {
     tree_watch(&exec->tree, tree_changed);
     tree_signal(&exec->tree, SIGKILL);
     if (exec->pid)
-        kill(exec->pid, SIGKILL);  /* it may not have joined its leaf yet */
+        kill(exec->pid, SIGKILL); /* it may not have joined its leaf yet */
     list_remove(&exec->link);
     list_append(&exec_watched, &exec->link);
     deadline(tree_has_cgroups() ? exec->kill_ns : now_ns() + WALK_POLL);
@@ -101,7 +101,8 @@ void exec_kill(struct exec *exec, uint32_t stream, int signal, bool tree) {
     int error = 0;
     if (tree || !exec->pid)
         tree_signal(&exec->tree, signal);
-    else if (kill(-exec->pid, signal) < 0 && kill(exec->pid, signal) < 0)  /* before its setsid() there is no group */
+    else if (kill(-exec->pid, signal) < 0 &&
+             kill(exec->pid, signal) < 0) /* before its setsid() there is no group */
         error = errno;
     reply_done(stream, error);
 }
@@ -109,14 +110,14 @@ void exec_kill(struct exec *exec, uint32_t stream, int signal, bool tree) {
 /* --- ending --- */
 
 static void finish(struct exec *exec, bool gone) {
-    if (exec->is_file && !exec->stream) {  /* nobody can ask for it */
+    if (exec->is_file && !exec->stream) { /* nobody can ask for it */
         exec_release(exec);
         return;
     }
     if (gone)
         tree_close(&exec->tree);
     else
-        tree_watch(&exec->tree, tree_changed);  /* children left behind: they can still be killed */
+        tree_watch(&exec->tree, tree_changed); /* children left behind: they can still be killed */
     input_close(&exec->in);
     output_discard(&exec->out[0]);
     output_discard(&exec->out[1]);
@@ -124,7 +125,8 @@ static void finish(struct exec *exec, bool gone) {
     exec_ended(exec);
 }
 
-/* Pipes still open after the leader: held by children it left behind, or full of bytes the edge has no credit for. */
+/* Pipes still open after the leader: held by children it left behind, or full of bytes the edge has
+ * no credit for. */
 static bool drained(const struct exec *exec) {
     bool open = false;
     for (int i = 0; i < 2; i++) {
@@ -140,11 +142,12 @@ static bool drained(const struct exec *exec) {
     return true;
 }
 
-/* From here on the leader counts as one of those left behind; if it dies after all, it is reaped like them. */
+/* From here on the leader counts as one of those left behind; if it dies after all, it is reaped
+ * like them. */
 static void left_by(struct exec *exec, int status) {
     exec_unindex_pid(exec);
     exec->status = status;
-    exec->deadline_ns = UINT64_MAX;  /* it was the leader's: what it left behind may stay */
+    exec->deadline_ns = UINT64_MAX; /* it was the leader's: what it left behind may stay */
     exec->ended_ns = now_ns();
     exec->idle_ns = exec->ended_ns + DRAIN_IDLE;
     exec->drain_ns = exec->ended_ns + DRAIN_MAX;
@@ -160,7 +163,8 @@ void exec_check(struct exec *exec) {
         return;
     if (exec->state == EXEC_RUNNING) {
         if (exec->pid)
-            left_by(exec, SIGKILL);  /* it survived that; what a wait status says of one who did not */
+            left_by(exec,
+                    SIGKILL); /* it survived that; what a wait status says of one who did not */
         if (drained(exec))
             finish(exec, gone);
     } else if (gone || was_killing) {
@@ -219,5 +223,5 @@ void exec_shift_deadlines(uint64_t ns) {
             exec->deadline_ns += ns;
         exec->kill_ns += ns;
     }
-    next_deadline = 0;  /* look again */
+    next_deadline = 0; /* look again */
 }

@@ -29,7 +29,8 @@ void loop_remove(struct source *source) { epoll_ctl(epoll_fd, EPOLL_CTL_DEL, sou
 void loop_close(struct source *source) {
     if (source->fd < 0)
         return;
-    /* Explicitly: a forked child that has not yet closed its copy would keep the descriptor in the epoll set. */
+    /* Explicitly: a forked child that has not yet closed its copy would keep the descriptor in the
+     * epoll set. */
     loop_remove(source);
     close(source->fd);
     source->fd = -1;

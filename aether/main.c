@@ -72,7 +72,8 @@ static struct arguments parse(int argc, char **argv) {
         }
     }
     if (args.listen_fd < 0 || optind != argc || args.pool_mib == 0)
-        die("usage: aether --listen-fd N [--cgroup-fd N] [--caps HEX] [--no-new-privs] [--pool-mib N]", EINVAL);
+        die("usage: --listen-fd N [--cgroup-fd N] [--caps HEX] [--no-new-privs] [--pool-mib N]",
+            EINVAL);
     return args;
 }
 
@@ -101,7 +102,8 @@ static void check(const char *what, int error) {
 
 static void set_up(struct arguments *args) {
     settle_descriptors(args);
-    int proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  /* absent in an image without the mount */
+    /* Absent in an image without the mount. */
+    int proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint8_t boot_id[16];
     check("random numbers", getrandom(boot_id, sizeof boot_id, 0) == sizeof boot_id ? 0 : -EIO);
     request_init(boot_id);
@@ -113,7 +115,7 @@ static void set_up(struct arguments *args) {
     tree_init(args->cgroup_fd, proc_fd);
     check("capabilities", privilege_init(args->caps));
     check("listening", conn_listen(args->listen_fd));
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);  /* again: changing credentials may have reset it */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* again: changing credentials may have reset it */
 }
 
 static uint64_t next_deadline(void) {
@@ -139,7 +141,8 @@ static _Noreturn void run(void) {
 }
 
 int main(int argc, char **argv) {
-    /* First of all: from here on nobody in the sandbox can trace us or look through our /proc entry. */
+    /* First of all: from here on nobody in the sandbox can trace us or look through our /proc
+     * entry. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NAME, "aether", 0, 0, 0);
     struct arguments args = parse(argc, argv);

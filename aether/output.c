@@ -19,8 +19,9 @@ static void ready(struct source *source, uint32_t events) {
 }
 
 int output_open(struct output *output, struct exec *exec, int fd, uint64_t capture) {
-    struct queue ring = output->ring;  /* opened at admission */
-    *output = (struct output){.pipe = {.fd = fd, .ready = ready}, .exec = exec, .ring = ring, .capture = capture};
+    struct queue ring = output->ring; /* opened at admission */
+    *output = (struct output){
+        .pipe = {.fd = fd, .ready = ready}, .exec = exec, .ring = ring, .capture = capture};
     return fd < 0 ? 0 : loop_add(&output->pipe, EPOLLIN);
 }
 
@@ -123,7 +124,7 @@ void output_unblock(struct output *output) {
     if (!output->blocked)
         return;
     output->blocked = false;
-    output->exec->idle_ns = now_ns() + DRAIN_IDLE;  /* the silence was ours */
+    output->exec->idle_ns = now_ns() + DRAIN_IDLE; /* the silence was ours */
     output->exec->drain_ns = now_ns() + DRAIN_MAX;
     if (loop_add(&output->pipe, EPOLLIN) < 0)
         loop_close(&output->pipe);
@@ -137,13 +138,14 @@ void output_discard(struct output *output) {
 void output_forget(struct output *output) {
     uint64_t end = output_end(output);
     if (end > output->delivered)
-        output->dropped += end - (output->delivered > output->start ? output->delivered : output->start);
+        output->dropped +=
+            end - (output->delivered > output->start ? output->delivered : output->start);
     queue_close(&output->ring);
     output->start = output->next = end;
 }
 
 void output_close(struct output *output) {
-    if (output->blocked) {  /* already out of the epoll set */
+    if (output->blocked) { /* already out of the epoll set */
         close(output->pipe.fd);
         output->pipe.fd = -1;
         output->blocked = false;

@@ -9,16 +9,19 @@
 
 #define CAP(name) (UINT64_C(1) << CAP_##name)
 
-/* For commands. Nothing here reaches beyond the sandbox's own processes, files and network namespace. */
-static const uint64_t usual = CAP(CHOWN) | CAP(DAC_OVERRIDE) | CAP(FOWNER) | CAP(FSETID) | CAP(KILL) | CAP(SETGID) |
-                              CAP(SETUID) | CAP(SETPCAP) | CAP(NET_BIND_SERVICE) | CAP(SYS_CHROOT) |
-                              CAP(AUDIT_WRITE) | CAP(SETFCAP);
+/* For commands. Nothing here reaches beyond the sandbox's own processes, files and network
+ * namespace. */
+static const uint64_t usual = CAP(CHOWN) | CAP(DAC_OVERRIDE) | CAP(FOWNER) | CAP(FSETID) |
+                              CAP(KILL) | CAP(SETGID) | CAP(SETUID) | CAP(SETPCAP) |
+                              CAP(NET_BIND_SERVICE) | CAP(SYS_CHROOT) | CAP(AUDIT_WRITE) |
+                              CAP(SETFCAP);
 
 /* Never, whatever --caps says: each of these ends the confinement or the accounting. */
-static const uint64_t never = CAP(SYS_ADMIN) | CAP(SYS_PTRACE) | CAP(SYS_RESOURCE) | CAP(SYS_MODULE) | CAP(SYS_RAWIO) |
-                              CAP(SYS_BOOT) | CAP(SYS_TIME) | CAP(SYS_NICE) | CAP(NET_RAW) | CAP(NET_ADMIN) |
-                              CAP(MKNOD) | CAP(BPF) | CAP(PERFMON) | CAP(MAC_ADMIN) | CAP(MAC_OVERRIDE) |
-                              CAP(DAC_READ_SEARCH) | CAP(CHECKPOINT_RESTORE) | CAP(SYSLOG) | CAP(LINUX_IMMUTABLE);
+static const uint64_t never =
+    CAP(SYS_ADMIN) | CAP(SYS_PTRACE) | CAP(SYS_RESOURCE) | CAP(SYS_MODULE) | CAP(SYS_RAWIO) |
+    CAP(SYS_BOOT) | CAP(SYS_TIME) | CAP(SYS_NICE) | CAP(NET_RAW) | CAP(NET_ADMIN) | CAP(MKNOD) |
+    CAP(BPF) | CAP(PERFMON) | CAP(MAC_ADMIN) | CAP(MAC_OVERRIDE) | CAP(DAC_READ_SEARCH) |
+    CAP(CHECKPOINT_RESTORE) | CAP(SYSLOG) | CAP(LINUX_IMMUTABLE);
 
 /* The agent's own, besides those it has to be able to hand to root's file operations. */
 static const uint64_t own = CAP(SETUID) | CAP(SETGID) | CAP(KILL) | CAP(DAC_OVERRIDE);
@@ -49,7 +52,8 @@ int privilege_init(uint64_t caps) {
     caps &= ~never;
     for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
         bool wanted = cap < 64 && (caps >> cap & 1);
-        if (!wanted && prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
+        if (!wanted && prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1 &&
+            prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
             return -errno;
     }
     uint64_t permitted = 0;
@@ -61,8 +65,9 @@ int privilege_init(uint64_t caps) {
     error = capset_all(permitted & (caps | own));
     if (error)
         return error;
-    /* prlimit(2) on a process is allowed to whoever has all three of its uids and gids, dumpable or not: root inside
-     * could give PID 1 an RLIMIT_CPU and have the kernel kill it. Nobody has both of two different gids. */
+    /* prlimit(2) on a process is allowed to whoever has all three of its uids and gids, dumpable or
+     * not: root inside could give PID 1 an RLIMIT_CPU and have the kernel kill it. Nobody has both
+     * of two different gids. */
     return setresgid((gid_t)-1, (gid_t)-1, 65534) < 0 ? -errno : 0;
 }
 

@@ -1,4 +1,5 @@
-/* The numbers of PROTOCOL.md. services/edge/agent/protocol.py is the other copy; a test compares them name by name. */
+/* The numbers of PROTOCOL.md. services/edge/agent/protocol.py is the other copy; a test compares
+ * them name by name. */
 #ifndef AETHER_PROTOCOL_H
 #define AETHER_PROTOCOL_H
 

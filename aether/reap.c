@@ -31,10 +31,12 @@ int reap_init(void) {
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
     sigaddset(&mask, SIGTERM);
-    /* Everything else keeps its default, which for the init of a pid namespace means: ignored unless sent from outside. */
+    /* Everything else keeps its default, which for the init of a pid namespace means: ignored
+     * unless sent from outside. */
     if (sigprocmask(SIG_BLOCK, &mask, NULL) < 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR)
         return -errno;
-    signals = (struct source){.fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), .ready = ready};
+    signals =
+        (struct source){.fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), .ready = ready};
     return signals.fd < 0 ? -errno : loop_add(&signals, EPOLLIN);
 }
 

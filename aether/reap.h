@@ -1,4 +1,5 @@
-/* PID 1's duty: collecting every dead process, ours or orphaned; and the two signals the agent listens to. */
+/* PID 1's duty: collecting every dead process, ours or orphaned; and the two signals the agent
+ * listens to. */
 #ifndef AETHER_REAP_H
 #define AETHER_REAP_H
 
@@ -6,7 +7,7 @@
 
 int reap_init(void);
 void reap(void);
-bool reap_unfinished(void);  /* a storm of dead children: go on after the others had their turn */
+bool reap_unfinished(void); /* a storm of dead children: go on after the others had their turn */
 bool reap_childless(void);
 
 #endif

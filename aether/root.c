@@ -51,8 +51,8 @@ char *root_slurp(const char *path, int *error) {
         *error = EINVAL;
     else if (info.st_size > PASSWD_MAX)
         *error = EFBIG;
-    else if ((text = mmap(NULL, (size_t)info.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                          0)) == MAP_FAILED)
+    else if ((text = mmap(NULL, (size_t)info.st_size + 1, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
         *error = ENOMEM;
     size_t len = 0;
     while (!*error && len < (size_t)info.st_size) {

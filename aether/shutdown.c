@@ -11,7 +11,7 @@
 
 static bool begun, killed;
 static uint32_t asked_by;
-static uint64_t next = UINT64_MAX;  /* KILL, then giving up on what survives it */
+static uint64_t next = UINT64_MAX; /* KILL, then giving up on what survives it */
 
 bool shutdown_begun(void) { return begun; }
 
@@ -32,7 +32,7 @@ void shutdown_tick(void) {
     if (!begun)
         return;
     if (!killed && now_ns() >= next) {
-        kill(-1, SIGKILL);  /* all but ourselves, in one sweep of the kernel: no fork escapes it */
+        kill(-1, SIGKILL); /* all but ourselves, in one sweep of the kernel: no fork escapes it */
         killed = true;
         next = now_ns() + KILL_WAIT;
     }

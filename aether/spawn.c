@@ -30,7 +30,8 @@ static int proc_fd = -1;
 static bool protected_from_oom;
 static struct rlimit inherited_files;
 
-/* /dev/null as it is before anything untrusted runs; an image without one gets a pipe at its end, which reads the same. */
+/* /dev/null as it is before anything untrusted runs; an image without one gets a pipe at its end,
+ * which reads the same. */
 static int open_null(void) {
     struct stat info;
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK);
@@ -59,7 +60,8 @@ int spawn_init(bool no_new_privs, int proc) {
     always_no_new_privs = no_new_privs;
     proc_fd = proc;
     protected_from_oom = own_oom_score_is_negative();
-    reports = mmap(NULL, SLOTS * sizeof *reports, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    reports = mmap(NULL, SLOTS * sizeof *reports, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     null_fd = open_null();
     if (reports == MAP_FAILED || null_fd < 0)
         return -ENOMEM;
@@ -84,7 +86,7 @@ static void default_signals(void) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);  /* the only one the agent ignores */
+    signal(SIGPIPE, SIG_DFL); /* the only one the agent ignores */
 }
 
 static void take_stdio(const int stdio[3]) {
@@ -117,7 +119,8 @@ static const char *environment(char **env, const char *name) {
     return NULL;
 }
 
-/* As execvpe(3), but an unknown format is an error: nothing here relies on a shell. Returns the errno. */
+/* As execvpe(3), but an unknown format is an error: nothing here relies on a shell. Returns the
+ * errno. */
 static int execute(char **argv, char **env) {
     const char *name = argv[0];
     if (strchr(name, '/') || !*name) {
@@ -130,8 +133,8 @@ static int execute(char **argv, char **env) {
         part += *part == ':';
         size_t len = strcspn(part, ":");
         char candidate[PATH_MAX];
-        if (snprintf(candidate, sizeof candidate, "%.*s%s%s", (int)len, part, len ? "/" : "", name) >=
-            (int)sizeof candidate)
+        if (snprintf(candidate, sizeof candidate, "%.*s%s%s", (int)len, part, len ? "/" : "",
+                     name) >= (int)sizeof candidate)
             continue;
         execve(candidate, argv, env);
         if (errno == EACCES)
@@ -170,7 +173,8 @@ static void run_command(const struct command *command, struct report *report) {
     fail(report, STAGE_EXEC, execute(argv, env));
 }
 
-/* Without an exec nothing closes by itself, and a copy of another command's stdin would keep that command waiting. */
+/* Without an exec nothing closes by itself, and a copy of another command's stdin would keep that
+ * command waiting. */
 static void close_all_but_root(void) {
     dup2(root_fd(), 3);
     root_adopt(3);
@@ -192,7 +196,8 @@ static void run_file(const struct file_request *request, struct report *report) 
     _exit(0);
 }
 
-static void child(const struct job *job, const struct tree *tree, const int stdio[3], struct report *report) {
+static void child(const struct job *job, const struct tree *tree, const int stdio[3],
+                  struct report *report) {
     int error = tree_join(tree);
     if (error)
         fail(report, STAGE_CGROUP, -error);

@@ -1,4 +1,5 @@
-/* Starting the child of a command or file operation, and what that child reports if it could not begin. */
+/* Starting the child of a command or file operation, and what that child reports if it could not
+ * begin. */
 #ifndef AETHER_SPAWN_H
 #define AETHER_SPAWN_H
 
@@ -13,7 +14,7 @@ struct command {
     struct str cwd, user;
     uint32_t flags;
     uint32_t argc, envc;
-    struct wire args, envs;  /* argc and envc strings, checked */
+    struct wire args, envs; /* argc and envc strings, checked */
 };
 
 struct file_request {
@@ -33,7 +34,7 @@ struct job {
 
 /* Shared memory, one per slot: it survives the child and costs neither descriptor nor read. */
 struct report {
-    uint32_t stage;  /* 0: nothing went wrong */
+    uint32_t stage; /* 0: nothing went wrong */
     int32_t error;
     uint64_t value;
 };

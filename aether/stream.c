@@ -24,7 +24,7 @@ void exec_attach(struct exec *exec, uint32_t stream, uint32_t credit, bool watch
     exec_index_stream(exec, stream);
     exec->credit = credit;
     exec->watch = watch;
-    output_unblock(&exec->out[0]);  /* to find out anew whether somebody is waited for */
+    output_unblock(&exec->out[0]); /* to find out anew whether somebody is waited for */
     output_unblock(&exec->out[1]);
     exec_wake(exec);
 }
@@ -106,7 +106,8 @@ static bool send_some(struct exec *exec) {
     for (int i = 0; i < 2 && !exec->watch; i++) {
         int which = exec->turn ^ i;
         struct output *output = &exec->out[which];
-        uint32_t sent = output_send(output, (uint8_t)(OUTPUT_STDOUT + which), exec->stream, exec->credit);
+        uint32_t sent =
+            output_send(output, (uint8_t)(OUTPUT_STDOUT + which), exec->stream, exec->credit);
         exec->credit -= sent;
         if (sent)
             output_unblock(output);

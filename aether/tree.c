@@ -18,9 +18,11 @@ enum { SPARE_LEAVES = 16 };
 
 static int cgroup_fd = -1;
 static uint32_t last_leaf;
-static uint32_t spare[SPARE_LEAVES];  /* empty leaves to use again: a mkdir and an rmdir saved per command */
+static uint32_t
+    spare[SPARE_LEAVES]; /* empty leaves to use again: a mkdir and an rmdir saved per command */
 static int spares;
-static bool no_clone3;                /* seccomp profiles answer ENOSYS to it, because its flags are behind a pointer */
+static bool
+    no_clone3; /* seccomp profiles answer ENOSYS to it, because its flags are behind a pointer */
 static bool joined_by_clone;
 
 void tree_init(int fd, int proc_fd) {
@@ -124,7 +126,7 @@ void tree_signal(struct tree *tree, int signal) {
     int fd = leaf_file(tree, "cgroup.kill", O_WRONLY);
     if (fd < 0)
         return;
-    ssize_t ignored = write(fd, "1", 1);  /* tree_gone() is what tells */
+    ssize_t ignored = write(fd, "1", 1); /* tree_gone() is what tells */
     (void)ignored;
     close(fd);
     tree->killed = true;
@@ -159,8 +161,9 @@ void tree_watch(struct tree *tree, void (*changed)(struct source *, uint32_t)) {
 
 void tree_close(struct tree *tree) {
     loop_close(&tree->empty);
-    /* Since 6.14 a fork compares how often its cgroup was killed, but with CLONE_INTO_CGROUP takes the number from the
-     * parent's cgroup: whatever is started in a leaf that was once killed dies at once. */
+    /* Since 6.14 a fork compares how often its cgroup was killed, but with CLONE_INTO_CGROUP takes
+     * the number from the parent's cgroup: whatever is started in a leaf that was once killed dies
+     * at once. */
     if (tree->leaf && !tree->killed && spares < SPARE_LEAVES) {
         spare[spares++] = tree->leaf;
     } else if (tree->leaf) {

@@ -10,7 +10,8 @@
 
 enum { PASSWD_FIELDS = 7, GROUP_FIELDS = 4 };
 
-/* Splits the next line of *text at its colons, in place. Comments, short lines and NIS entries are skipped. */
+/* Splits the next line of *text at its colons, in place. Comments, short lines and NIS entries are
+ * skipped. */
 static bool next_entry(char **text, char *fields[], int wanted) {
     while (*text && **text) {
         char *line = *text, *end = strchr(line, '\n');

@@ -1,5 +1,5 @@
-/* Who a command runs as, from the sandbox's own /etc/passwd and /etc/group. Only called in a forked child: the files
- * belong to the sandbox and may be large, slow or strange. */
+/* Who a command runs as, from the sandbox's own /etc/passwd and /etc/group. Only called in a forked
+ * child: the files belong to the sandbox and may be large, slow or strange. */
 #ifndef AETHER_USER_H
 #define AETHER_USER_H
 
@@ -12,10 +12,11 @@ struct identity {
     gid_t gid;
     gid_t groups[MAX_GROUPS];
     int group_count;
-    const char *home;  /* NULL: no entry */
+    const char *home; /* NULL: no entry */
 };
 
-/* `user` is "", "name", "uid" and optionally ":group" or ":gid". Returns 0 or an errno; ENOENT: unknown. */
+/* `user` is "", "name", "uid" and optionally ":group" or ":gid". Returns 0 or an errno; ENOENT:
+ * unknown. */
 int user_resolve(const char *user, struct identity *identity);
 
 #endif

@@ -37,10 +37,11 @@ static bool belongs(pid_t pid, pid_t leader) {
     if (got <= 0)
         return false;
     text[got] = 0;
-    char *fields = strrchr(text, ')');  /* the name may contain anything */
+    char *fields = strrchr(text, ')'); /* the name may contain anything */
     char state;
     int parent, group, session;
-    if (!fields || sscanf(fields + 1, " %c %d %d %d", &state, &parent, &group, &session) != 4 || state == 'Z')
+    if (!fields || sscanf(fields + 1, " %c %d %d %d", &state, &parent, &group, &session) != 4 ||
+        state == 'Z')
         return false;
     return pid == leader || session == leader || is_member(parent);
 }

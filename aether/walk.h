@@ -1,5 +1,6 @@
-/* Finding a tree of processes in /proc: the fallback for an agent without a cgroup descriptor. A process that has left
- * both the session and its parents (a daemon) is not found, which is why production has the cgroup. */
+/* Finding a tree of processes in /proc: the fallback for an agent without a cgroup descriptor. A
+ * process that has left both the session and its parents (a daemon) is not found, which is why
+ * production has the cgroup. */
 #ifndef AETHER_WALK_H
 #define AETHER_WALK_H
 

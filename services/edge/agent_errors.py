@@ -74,7 +74,7 @@ def refusal(err: AgentRefusedError, what: str) -> DSecError:
         case ErrorCode.UNKNOWN_EXEC:
             return NotFound(
                 f"{what}: no such command runs, and no result of it is kept",
-                hint="results are kept for 15 minutes, the last 1024 of a sandbox",
+                hint="results are kept for 15 minutes, the last 384 of a sandbox",
             )
         case ErrorCode.SUPERSEDED:
             return Conflict(f"{what}: somebody else has taken over its output")

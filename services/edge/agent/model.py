@@ -12,7 +12,7 @@ from .protocol import ExitFlag, ExitReason, OutputStream, ProcessState, Stage
 DEFAULT_CAPTURE_BYTES = 1024 * 1024
 
 OnOutput = Callable[[OutputStream, int, bytes], None]
-"""``(stream, offset, data)``; an offset above the expected one means that bytes were lost."""
+"""``(stream, offset, data)``; an offset above the expected one means lost bytes. Must not raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
