@@ -32,6 +32,7 @@ from libdsec.wire.placement import (
 from .claims import by_node, missing, owned_by, withdrawals
 from .effects import (
     AskWhoHas,
+    ChoosePools,
     MakeOffers,
     ReadClaim,
     ResolveLayers,
@@ -74,7 +75,7 @@ class Job:
     digest: str
     deliveries: int
     deadline: float  # on the cluster's clock
-    pools: frozenset[str] = frozenset({"local"})
+    queued_ms: float = 0.0
 
 
 class Attempt:
@@ -82,6 +83,7 @@ class Attempt:
 
     claim: Claim
     layers: ResolvedLayers
+    need: Need
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         self.job = job
@@ -90,10 +92,6 @@ class Attempt:
         self.key = claim_key(job.project, job.request.key)
         self.revision = 0
         self.refusals: list[ErrorReply] = []
-        self.need = Need(
-            project=job.project, spec=job.request.spec, pools=job.pools,
-            avoid=frozenset(job.request.avoid),
-        )  # fmt: skip
         self._fresh: dict[int, str] = {}  # accepted by an edge, not yet in the stored claim
 
     @property
@@ -119,6 +117,8 @@ class Attempt:
         if isinstance(layers, DSecError):
             return layers
         self.layers = layers
+        pools = yield from do(ChoosePools(self.job.project, self.request.spec, layers))
+        self.need = Need(self.request.spec, pools, frozenset(self.request.avoid))
         return self.cluster.objection(self.need)
 
     # --- the claim ---
@@ -246,6 +246,7 @@ class Attempt:
             reply_to=request.reply_to,
             nonce=request.nonce,
             budget_ms=max(0, int(1e3 * self.left_s)),
+            queued_ms=self.job.queued_ms,
             spec=request.spec,
             layers=self.layers,
         )

@@ -76,6 +76,15 @@ class ResolveLayers(Effect[ResolvedLayers | DSecError]):
 
 
 @dataclass(frozen=True)
+class ChoosePools(Effect[frozenset[str]]):
+    """The pools a request may go to; the burst service has a say when the local nodes are full."""
+
+    project: str
+    spec: SandboxSpec
+    layers: ResolvedLayers
+
+
+@dataclass(frozen=True)
 class MakeOffers(Effect[Mapping[str, OfferReply | None]]):
     """Offer to several nodes at once. None: no answer, so nobody knows what the node has done."""
 

@@ -18,7 +18,6 @@ from libdsec.wire.sandbox import NetworkPublic, PolicySpec, SandboxSpec
 class Need:
     """What a request asks of a node. Hashable parts only are in `signature`."""
 
-    project: str
     spec: SandboxSpec
     pools: frozenset[str] = frozenset({"local"})
     avoid: frozenset[str] = frozenset()  # nodes that have failed it before: others are better

@@ -478,6 +478,8 @@ class World:
                 return self._write(key, claim, revision)
             case e.ResolveLayers(_, spec, _):
                 return ResolvedLayers(base=BASE)
+            case e.ChoosePools():
+                return frozenset({"local"})
             case e.Tell(node, verdict):
                 self.letters.append(Letter(node, task.owner.name, ("verdict", verdict), _nobody))
             case e.Answer(request, message):
