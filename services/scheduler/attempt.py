@@ -43,6 +43,7 @@ from .effects import (
     do,
 )
 from .filters import Need
+from .limits import fault_of
 from .placement import Choice
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
@@ -111,6 +112,9 @@ class Attempt:
     def prepare(self, claim: Claim | None) -> Steps[DSecError | None]:
         """Resolve the layers, to what they meant at first if there is a claim already. An error if
         the request can never be placed."""
+        fault = fault_of(self.request.spec)
+        if fault is not None:
+            return fault
         pinned = claim.layers if claim is not None else ()
         resolve = ResolveLayers(self.job.project, self.request.spec, pinned)
         layers = yield from do(resolve)

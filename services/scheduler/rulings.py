@@ -19,7 +19,7 @@ from libdsec.wire.placement import (
 )
 
 from .attempt import WITHDRAW_TIMEOUT_S
-from .claims import by_node, owned_by, withdrawals
+from .claims import by_node, digest_of, owned_by, withdrawals
 from .effects import ReadClaim, Republish, Steps, Withdraw, WriteClaim, do
 
 TRIES: Final = 5  # of a compare-and-set against other writers before the caller has to come back
@@ -75,8 +75,8 @@ def free(retry: RetryRequest) -> Steps[None]:
     dead = {item.sandbox_id for item in retry.items}
     for _ in range(TRIES):
         stored = yield from do(ReadClaim(key))
-        if stored is None:
-            return
+        if stored is None or stored.claim.digest != digest_of(request):
+            return  # a node can have placed again what was asked for, and nothing else
         claim = stored.claim
         if not any(item.sandbox_id in dead for item in claim.items):
             break
