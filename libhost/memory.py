@@ -80,7 +80,8 @@ def reclaim(cgroup: SandboxCgroup, host: HostCapabilities, *, timeout_s: float) 
     if host.memory_reclaim.ok:
         way, partial = ReclaimWay.MEMORY_RECLAIM, _reclaim_v2(cgroup, deadline)
     elif host.process_madvise.ok:
-        way = ReclaimWay.PAGEOUT if host.swap.ok else ReclaimWay.FILE_ONLY
+        # Asked now and not of the probe: swap may have been added or taken away since.
+        way = ReclaimWay.PAGEOUT if _swap_areas() else ReclaimWay.FILE_ONLY
         partial = _page_out(cgroup, deadline)
     else:
         raise UnsupportedError("memory reclaim", host.process_madvise.reason)
@@ -95,6 +96,10 @@ def reclaim(cgroup: SandboxCgroup, host: HostCapabilities, *, timeout_s: float) 
         duration_s=time.monotonic() - started,
         partial=partial,
     )
+
+
+def _swap_areas() -> list[str]:
+    return Path("/proc/swaps").read_text().splitlines()[1:]
 
 
 def prefetch(cgroup: SandboxCgroup, *, timeout_s: float) -> int:

@@ -105,6 +105,7 @@ class LibhostNode:
 
     def __init__(self, name: str, directory: Path, made: Materials) -> None:
         self._materials = made
+        self.mode = OverlayMode.SET_FD
         self.name = name
         self.directory = directory
         self.paths = NodePaths(name, directory / "state", directory / "run")
@@ -116,7 +117,7 @@ class LibhostNode:
         self.host = Host(
             paths=self.paths,
             cgroups=cgroups,
-            disk=open_disk(self.paths, DiskMode.LOOP, OverlayMode.SET_FD, pool_size=1),
+            disk=open_disk(self.paths, DiskMode.LOOP, self.mode, pool_size=1),
             network=self._network(),
             runtime=Runtime(
                 self.paths,
@@ -156,7 +157,7 @@ class LibhostNode:
             stack.callback(writable.close)
             listen_fd = bind_agent_socket(paths)
             stack.callback(os.close, listen_fd)
-            plan = plan_overlay([self.base], writable.upper, writable.work, OverlayMode.SET_FD)
+            plan = plan_overlay([self.base], writable.upper, writable.work, self.mode)
             root_fd = apply(plan)
             stack.callback(os.close, root_fd)
             cgroup = self.host.cgroups.create(
