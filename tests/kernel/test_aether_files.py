@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.edge.agent import (
-    AgentChannel,
-    AgentStartError,
-    ExecSpec,
-    FileKind,
-    Stage,
-)
+from services.edge.agent import AgentChannel, AgentStartError, ExecSpec, FileKind, Stage
 from tests.kernel.aether_sandbox import AgentSandbox, container, require_binary
 
 pytestmark = pytest.mark.kernel
@@ -160,9 +154,8 @@ async def test_the_users_rights_decide(channel: AgentChannel, inside: str) -> No
 
 
 async def test_supplementary_groups_count(channel: AgentChannel, inside: str) -> None:
-    await channel.files.write(f"{inside}/shared", b"for staff", mode=0o640)
-    await sh(channel, f"chgrp 50 {inside}/shared")
-    assert (await channel.files.read(f"{inside}/shared", user="alice")).data == b"for staff"
+    await sh(channel, f"echo for staff > {inside}/x; chmod 640 {inside}/x; chgrp 50 {inside}/x")
+    assert (await channel.files.read(f"{inside}/x", user="alice")).data == b"for staff\n"
 
 
 # --- writing is all or nothing ---
@@ -204,11 +197,9 @@ async def _quiet(where: Path, expected: set[str]) -> None:
 
 
 async def test_an_operation_meets_its_deadline(channel: AgentChannel, inside: str) -> None:
-    """A writer whose bytes do not come, here because the disk they should go to is full of them."""
-    await sh(channel, f"mkdir {inside}/t; cd {inside}/t; for i in 1 2 3 4; do mkdir $i; done")
     with pytest.raises(TimeoutError):
         await channel.files.write(f"{inside}/x", bytes(800 * MIB), timeout_s=0.05)
-    assert (await channel.files.list(inside)).total == 1
+    assert (await channel.files.list(inside)).total == 0
 
 
 async def test_a_reader_sees_old_or_new_never_between(
@@ -365,7 +356,7 @@ async def test_links_and_dots_stay_inside(
         f"/../../../..{host}",
         f"/proc/1/root{host}",
     ):
-        with pytest.raises((FileNotFoundError, PermissionError, OSError)) as caught:
+        with pytest.raises(OSError, match=r".") as caught:
             await channel.files.read(path)
         assert caught.value.errno in {errno.ENOENT, errno.EACCES, errno.ELOOP}, path
     assert (await channel.files.read(f"{inside}/root/../../etc/passwd")).data
