@@ -4,7 +4,6 @@
     node         [a-z0-9-]{1,24}
     incarnation  6 characters: made anew when a node is re-imaged (its state directory is new)
     random       12 characters (60 bits)
-    slot         10 characters, blake2b of the id: host names that the kernel keeps short
     project      [a-z0-9][a-z0-9_-]{0,63}; it is one subject token
 
 The id routes by itself: any client sends to the node in it, without asking anybody.
@@ -59,12 +58,6 @@ def sandbox_node(sandbox_id: str) -> str:
 
 def sandbox_incarnation(sandbox_id: str) -> str:
     return _match(SANDBOX, "sandbox id", sandbox_id, "<node>_<incarnation>_<random>")["incarnation"]
-
-
-def slot_of(sandbox_id: str) -> str:
-    """Ten characters that stand for the id where the kernel keeps names short."""
-    digest = hashlib.blake2b(sandbox_id.encode(), digest_size=10).digest()
-    return "".join(_ALPHABET[b & 31] for b in digest)
 
 
 def check_project(project: str) -> str:
