@@ -126,7 +126,6 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 @app.command(hidden=True)
 def supervise(home: Annotated[Path, typer.Option()]) -> None:
     """The supervisor itself; progress goes to descriptor 3."""
-    os.setsid()
     paths = _paths(home)
     description = load(paths)
     if description is None:
