@@ -21,6 +21,7 @@ from .errors import DSecError, InvalidArgument, SandboxDead, Unsupported
 from .exec_result import ExecResult
 from .layers import Layers
 from .operation import Operation
+from .operations import Operations
 from .placing import Placing
 from .sandbox import Sandbox
 from .selection import (
@@ -95,6 +96,7 @@ class DSecClient:
         self._settings = resolve(said, context=Path(context) if context else None)
         self._connection = Connection(self._settings)
         self.layers = Layers(self._connection)
+        self.operations = Operations(self._connection)
 
     @property
     def project(self) -> str:
