@@ -8,6 +8,7 @@ its caller has given up on, so everyone waits here for the connection instead, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import ssl
@@ -21,6 +22,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError, ConnectionDrainingError, SlowConsumerError
+from nats.errors import Error as NatsError
 
 from ..errors import DSecError, PermissionDenied, Unavailable
 from .call import Budget
@@ -164,9 +166,8 @@ class Link:
         self.observer.connected()
 
     async def _abandon(self, connecting: asyncio.Future[None]) -> None:
-        connecting.cancel()
-        await asyncio.wait({connecting})
-        await self.nats.close()
+        await _cancel_for_good(connecting)
+        await self.close()
 
     def _why_not(self, timeout_s: float) -> DSecError:
         servers = ", ".join(self._servers)
@@ -239,8 +240,27 @@ class Link:
         Raises:
             Unavailable: it did not answer in time.
         """
-        if not await self.to_the_end(self.nats.flush(timeout=60), timeout_s):
+        if not await self.to_the_end(self._flush(), timeout_s):
             raise Unavailable(f"NATS did not answer a ping within {timeout_s:g} s")
+
+    async def unsubscribe(self, subscription: Subscription, timeout_s: float) -> None:
+        """Take nothing more, and lose nothing that was on its way: what has come is called back."""
+        if self.ready:
+            await self.to_the_end(self._unsubscribe(subscription), timeout_s)
+        else:  # nothing can come, and the next connection must not ask for it again
+            with contextlib.suppress(NatsError):
+                await subscription.unsubscribe()
+
+    async def _unsubscribe(self, subscription: Subscription) -> None:
+        await self.nats._send_unsubscribe(subscription._id)
+        await self._flush()
+        await subscription.drain()  # type: ignore[no-untyped-call]
+
+    async def _flush(self) -> None:
+        """A round trip behind all that was sent: the library's own ping overtakes its buffer, so
+        that its drain lets go of a subscription before the server does."""
+        await self.nats._flush_pending(force_flush=True)
+        await self.nats.flush(timeout=60)
 
     async def to_the_end(self, step: Coroutine[Any, Any, None], timeout_s: float) -> bool:
         """Wait for a step that flushes, without ever cancelling it; False if it did not succeed.
@@ -266,14 +286,17 @@ class Link:
 
     async def drain(self, timeout_s: float) -> None:
         """Flush and close, whatever state the connection is in."""
-        # Without a connection drain() refuses with ConnectionReconnectingError.
-        if not (self.ready and await self.to_the_end(self.nats.drain(), timeout_s)):
+        # Without a connection the library's drain refuses: there is nobody to flush to.
+        if not await self.to_the_end(self.nats.drain(), timeout_s):
             await self.close()
 
     async def close(self) -> None:
         if self._leaving is not None:
             self._leaving.cancel()
         await self.nats.close()
+        reconnecting = self.nats._reconnection_task
+        if reconnecting is not None:
+            await _cancel_for_good(reconnecting)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()
@@ -342,3 +365,14 @@ class Link:
         """Move to another server before this one throws us out, after a pause for replies."""
         await asyncio.sleep(_LAME_DUCK_GRACE_S)
         await self.nats.force_reconnect()
+
+
+async def _cancel_for_good(task: asyncio.Future[None]) -> None:
+    """Cancel until it has ended.
+
+    The library connects under `wait_for`, which before Python 3.12 loses a cancellation that comes
+    together with a refused connection; its loops would then go on trying, on a closed client.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)

@@ -114,9 +114,8 @@ class Serving:
     async def stop(self, *, timeout_s: float = 30.0) -> int:
         """Take no more, wait for what runs, then cancel it; returns how many were cancelled."""
         subscription, self._subscription = self._subscription, None
-        if subscription is not None and self._link.ready:
-            # What has already arrived is still admitted; without a connection nothing can arrive.
-            await self._link.to_the_end(subscription.drain(), timeout_s)  # type: ignore[no-untyped-call]
+        if subscription is not None:
+            await self._link.unsubscribe(subscription, timeout_s)
         late: set[asyncio.Task[None]] = set()
         if self._tasks:
             _, late = await asyncio.wait(tuple(self._tasks), timeout=timeout_s)

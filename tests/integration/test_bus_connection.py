@@ -179,6 +179,21 @@ async def test_nothing_is_buffered_during_an_outage(
     assert received == []
 
 
+async def test_an_outage_of_any_length_is_survived(
+    nats_server: NatsServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libdsec._bus.link._RECONNECT_WAIT_S", 0.01)
+    observer = Watched()
+    client = await connect(observer=observer)
+    nats_server.kill()
+    async with asyncio.timeout(10):
+        while client.nats.server_pool[0].reconnects < 70:  # its own default: 60
+            await asyncio.sleep(0.01)
+    nats_server.start()
+    await observer.until("connected", times=2)
+    assert ("closed",) not in observer.seen
+
+
 async def test_drain_ends_the_bus_while_the_server_is_away(
     nats_server: NatsServer, connect: Connect
 ) -> None:

@@ -192,11 +192,13 @@ async def test_sigterm_finishes_what_is_in_flight_and_ends_well(
 
     with pytest.raises(Unavailable, match="nobody answers"):
         await until_refused()
+    await bus.stream_publish(JOB, Echo(text="for the next"), msg_id="2")
     assert await running == "hello slow"
     assert await asyncio.wait_for(done.get(), 5) == "job"
     assert await echo.ended() == 0
-    info = await bus.nats.jetstream().stream_info("JOBS")
-    assert info.state.messages == 0
+    left = await bus.nats.jetstream().get_last_msg("JOBS", "t.job")
+    assert Echo.model_validate_json(left.data or b"").text == "for the next"
+    assert (await bus.nats.jetstream().stream_info("JOBS")).state.messages == 1
 
 
 async def test_work_that_outlasts_the_drain_is_cut_off(echo: EchoProcess, bus: Bus) -> None:
