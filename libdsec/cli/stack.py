@@ -28,6 +28,7 @@ _VERBS = {
     "doctor": "Say what this machine lacks.",
 }
 _INSTALLED, _CHECKOUT = "dsec_services", "services"
+_NEEDED = ("pydantic_settings", "redis", "structlog", "pyroute2")  # the extras bring these
 
 
 def register(app: typer.Typer) -> None:
@@ -49,11 +50,12 @@ def _handover(verb: str) -> Callable[[typer.Context], None]:
 
 def become_stack(arguments: list[str]) -> Never:
     """Replace this process by the stack's; leaves with 3 where it is not installed."""
-    module = stack_module()
-    if module is None:
+    module, missing = stack_module(), [name for name in _NEEDED if _spec(name) is None]
+    if module is None or missing:
+        lacking = f" ({', '.join(missing)} cannot be imported)" if module and missing else ""
         output.complain(
             Unsupported(
-                "the services are not installed here: only the client is",
+                f"the services are not installed here: only the client is{lacking}",
                 hint="pip install 'libdsec[services,host]'",
             ),
             as_json="--json" in arguments,

@@ -17,11 +17,13 @@ from libdsec.span_tree import Trace, grow, merge
 from libdsec.wire.trace import SpanRecord
 
 
-def found_at(folder: Path, monkeypatch: pytest.MonkeyPatch, *roots: str) -> None:
+def found_at(folder: Path, monkeypatch: pytest.MonkeyPatch, *roots: str, lacking: str = "") -> None:
     """Only these import roots have a stack, each below `folder`."""
 
     def find(name: str) -> ModuleSpec | None:
         root = name.partition(".")[0]
+        if root in stack._NEEDED:
+            return None if root == lacking else ModuleSpec(name, None)
         if root not in roots:
             raise ModuleNotFoundError(name)
         return ModuleSpec(name, None, origin=str(folder / root / "stack" / "__init__.py"))
@@ -66,6 +68,9 @@ def test_without_the_services_it_says_what_to_install(
     assert "pip install 'libdsec[services,host]'" in done.stderr
     found_at(tmp_path, monkeypatch, "services")  # somebody else's package of that name
     assert CliRunner().invoke(app, ["up"]).exit_code == 3
+    found_at(HERE, monkeypatch, "services", lacking="redis")  # the code alone is not enough
+    bare = CliRunner().invoke(app, ["up"])
+    assert (bare.exit_code, "redis" in bare.stderr) == (3, True)
     assert executed == []
 
 
