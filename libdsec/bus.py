@@ -36,9 +36,9 @@ from .wire.error import ErrorReply
 from .wire.model import Message
 
 __all__ = [
-    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming", "NobodyListens",
-    "Part", "PubAck", "Reception", "Serving", "Tokens", "complaint", "current_call", "leave_call",
-    "refusal", "ttl_header",
+    "Budget", "Bus", "BusObserver", "Call", "Conversation", "Gathered", "Inbox", "Incoming",
+    "NobodyListens", "Part", "PubAck", "Reception", "Serving", "Tokens", "complaint",
+    "current_call", "leave_call", "refusal", "ttl_header",
 ]  # fmt: skip
 
 Req = TypeVar("Req", bound=Message)
@@ -313,14 +313,14 @@ class Bus:
         subject: str,
         data: bytes = b"",
         *,
-        label: str,
+        label: str = "",
         budget_s: float = 5.0,
         headers: Headers | None = None,
     ) -> Part:
         """Ask the NATS server itself (`$JS.API…`, `$KV…`, an ack's subject), for the chassis.
 
         Args:
-            label: what stands for the subject in spans and metrics.
+            label: what stands for the subject in spans and metrics; "": in neither.
         """
         out = Outgoing.begin("ask", label, subject, budget_s, None, headers)
         waiter = Reply(subject, "JetStream", raw=True)

@@ -16,7 +16,7 @@ from .call import Budget, Headers, Part, current_call
 from .inbox import Inbox
 from .link import Link
 from .mailbox import Mailbox, Reply
-from .tracing import Hop, current_traceparent, send_hop
+from .tracing import NO_HOP, Hop, current_traceparent, send_hop
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Outgoing:
             budget_s = min(budget_s, call.budget.remaining_s)
             request_id = request_id or call.request_id
         request_id = request_id or random_token()
-        hop = send_hop(operation, template, request_id)
+        hop = send_hop(operation, template, request_id) if template else NO_HOP
         return cls(operation, template, subject, Budget(budget_s), request_id, headers or {}, hop)
 
     def headers(self, nonce: str) -> dict[str, str]:
@@ -81,8 +81,9 @@ class Outgoing:
             raise
         finally:
             self.hop.end(failure)
-            outcome = failure.code if failure is not None else "ok"
-            link.observer.sent(self.template, outcome, time.monotonic() - self.began)
+            if self.template:
+                outcome = failure.code if failure is not None else "ok"
+                link.observer.sent(self.template, outcome, time.monotonic() - self.began)
 
 
 async def send(link: Link, out: Outgoing, data: bytes, nonce: str, reply_to: str) -> None:

@@ -123,9 +123,7 @@ class Delivery(Generic[M]):
             Unavailable, DeadlineExceeded: it does not know, and will deliver it again.
         """
         self.settled = True
-        await self._bus.ask_server(
-            self._msg.reply, b"+ACK", label="$JS.ACK", budget_s=_ACK_BUDGET_S
-        )
+        await self._bus.ask_server(self._msg.reply, b"+ACK", budget_s=_ACK_BUDGET_S)
 
     async def retry(self, delay_s: float | None = None) -> None:
         """Give it back, to be delivered again after `delay_s` (default: the durable's back-off)."""

@@ -7,7 +7,6 @@ endpoint in the standard OTEL_* variables, sampled, failed and slow traces are a
 from __future__ import annotations
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -52,6 +51,9 @@ class Telemetry:
         provider.add_span_processor(ring)
         export = None
         if has_otlp_endpoint():
+            # Imported here: a tenth of a service's start, for nothing without a collector.
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
             export = SpanExport(
                 OTLPSpanExporter(),
                 ring,
