@@ -11,7 +11,7 @@ import bench
 
 from .figure import show
 
-_NOT_BENCHES = {"figure", "stack", "baseline"}
+_NOT_BENCHES = {"figure", "stack", "baseline", "simulated_edge"}
 
 
 def main() -> int:
