@@ -76,6 +76,19 @@ class CgroupLayout:
         v1 = (self.memory, self.cpu, self.pids) if self.hybrid else ()
         return (*dict.fromkeys(v1), self.unified)
 
+    def check_delegation(self) -> None:
+        """UnsupportedError unless children of a unified root get the controllers."""
+        if self.hybrid:
+            return
+        control = self.unified / "cgroup.subtree_control"
+        missing = [name for name in CONTROLLERS if name not in control.read_text().split()]
+        if missing:
+            raise UnsupportedError(
+                "cgroups",
+                f"{control} lacks {', '.join(missing)}",
+                "enable them there: the root cgroup is the host's to change",
+            )
+
     @classmethod
     def detect(cls, mountinfo: str) -> Self:
         """From the text of ``/proc/self/mountinfo``; raises UnsupportedError naming the lack."""
@@ -298,17 +311,9 @@ class NodeCgroups:
         cgroupfs.write(self.layout.cpu / self._name / SchedClass.BE / "cpu.idle", "1")
 
     def _delegate_controllers(self) -> None:
-        root = self.layout.unified
-        offered = (root / "cgroup.subtree_control").read_text().split()
-        missing = [name for name in CONTROLLERS if name not in offered]
-        if missing:
-            raise UnsupportedError(
-                "cgroups",
-                f"{root}/cgroup.subtree_control lacks {', '.join(missing)}",
-                "enable them there: the root cgroup is the host's to change",
-            )
+        self.layout.check_delegation()
         wanted = " ".join(f"+{name}" for name in CONTROLLERS)
-        top = root / self._name
+        top = self.layout.unified / self._name
         for directory in (top, top / SchedClass.LS, top / SchedClass.BE):
             cgroupfs.write(directory / "cgroup.subtree_control", wanted)
 

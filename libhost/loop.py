@@ -34,15 +34,17 @@ def attach(image: Path) -> tuple[int, Path]:
     try:
         for _ in range(_ATTEMPTS):
             device = Path(f"/dev/loop{_free_number()}")
-            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            writer = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(backing))
-                return fd, device
+                fcntl.ioctl(writer, _LOOP_CONFIGURE, _config(backing))
+                # To configure takes a writer; to mount, many kernels want that there is none.
+                return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
             except OSError as err:
-                os.close(fd)
-                # Somebody else was faster with this number.
+                # EBUSY: somebody else was faster with this number.
                 if err.errno != errno.EBUSY:
                     raise OSError(err.errno, f"{err.strerror} ({device})", str(image)) from err
+            finally:
+                os.close(writer)
     finally:
         os.close(backing)
     raise OSError(errno.EAGAIN, f"no loop device was free in {_ATTEMPTS} attempts", str(image))

@@ -114,6 +114,7 @@ def _probe(scratch: Path) -> HostCapabilities:
 def _layout() -> tuple[CgroupLayout | None, str]:
     try:
         layout = CgroupLayout.detect(Path("/proc/self/mountinfo").read_text())
+        layout.check_delegation()
     except UnsupportedError as err:
         return None, err.reason
     return layout, "hybrid" if layout.hybrid else "unified"

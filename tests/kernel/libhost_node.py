@@ -17,14 +17,15 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from libhost.cgroup import CgroupLayout, CgroupLimits, NodeCgroups, SandboxCgroup, SchedClass
+from libhost.cgroup import CgroupLimits, NodeCgroups, SandboxCgroup, SchedClass
 from libhost.crun import ContainerSpec, Runtime, StartedContainer, bind_agent_socket
-from libhost.disk import DiskLimits, DiskMode, empty_trash, open_disk
+from libhost.disk import DiskLimits, empty_trash, open_disk
 from libhost.erofs import build_image
 from libhost.layer import MountedLayer, mount_layer, umount_layer
 from libhost.net import Link, NodeNetwork
-from libhost.overlay import OverlayMode, apply, plan_overlay
+from libhost.overlay import apply, plan_overlay
 from libhost.paths import NodePaths, SandboxPaths
+from libhost.probe import probe_host
 from libhost.sweep import Host, Remains, find_remains, remove_sandbox
 
 HERE = Path(__file__).parent
@@ -105,19 +106,23 @@ class LibhostNode:
 
     def __init__(self, name: str, directory: Path, made: Materials) -> None:
         self._materials = made
-        self.mode = OverlayMode.SET_FD
         self.name = name
         self.directory = directory
         self.paths = NodePaths(name, directory / "state", directory / "run")
         self.paths.state_dir.mkdir(exist_ok=True)
         self.paths.live_dir.mkdir(parents=True, exist_ok=True)
-        layout = CgroupLayout.detect(Path("/proc/self/mountinfo").read_text())
-        cgroups = NodeCgroups(layout, self.paths)
+        found = probe_host(self.paths.state_dir)
+        assert found.problems == ()
+        assert found.cgroups is not None
+        assert found.disk is not None
+        assert found.overlay is not None
+        self.mode = found.overlay
+        cgroups = NodeCgroups(found.cgroups, self.paths)
         cgroups.ensure()
         self.host = Host(
             paths=self.paths,
             cgroups=cgroups,
-            disk=open_disk(self.paths, DiskMode.LOOP, self.mode, pool_size=1),
+            disk=open_disk(self.paths, found.disk, self.mode, pool_size=1),
             network=self._network(),
             runtime=Runtime(
                 self.paths,

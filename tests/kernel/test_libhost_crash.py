@@ -66,7 +66,7 @@ def test_successor_takes_over_what_lives_and_leaves_nothing(edges: Edges) -> Non
     linked, plain = (seen[sandbox_id] for sandbox_id in ids)
     assert linked["address"] in linked["inside"]
     assert plain["address"] is None
-    assert {"cgroup", "loop device", "run directory", "interface"} <= set(linked["found_in"])
+    assert {"cgroup", "state directory", "run directory", "interface"} <= set(linked["found_in"])
     assert (report["layers"], report["left"], report["errors"]) == (1, [], [])
 
 

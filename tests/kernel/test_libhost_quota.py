@@ -16,7 +16,6 @@ import pytest
 from libhost import command, disk_quota, loop, syscall
 from libhost.disk import DiskLimits, DiskMode, empty_trash, open_disk
 from libhost.disk_quota import QuotaDisk, has_project_quota
-from libhost.overlay import OverlayMode
 from libhost.paths import NodePaths
 from libhost.probe import probe_host
 
@@ -68,7 +67,15 @@ def test_limit_is_per_sandbox_and_usage_is_told(paths: NodePaths) -> None:
     assert disk.usage(one).limit_bytes == 16 << 20
     assert disk.usage(other).used_bytes < 1 << 20
     assert disk.usage(one).limit_files == 100
-    assert len({disk_quota._project_of(os.open(s.disk_dir, 0)) for s in (one, other)}) == 2
+    assert project_of(one.disk_dir) != project_of(other.disk_dir)
+
+
+def project_of(directory: Path) -> int:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        return disk_quota._project_of(fd)
+    finally:
+        os.close(fd)
 
 
 def test_discarded_project_is_free_again(paths: NodePaths) -> None:
@@ -76,7 +83,7 @@ def test_discarded_project_is_free_again(paths: NodePaths) -> None:
     sandbox = paths.sandbox("n_aaaaaa_one")
     for _ in range(2):
         disk.create(sandbox, DiskLimits(size_mib=16)).close()
-        project = disk_quota._project_of(os.open(sandbox.disk_dir, 0))
+        project = project_of(sandbox.disk_dir)
         disk.discard(sandbox)
         disk.discard(sandbox)
         while empty_trash(paths, budget_files=100):
@@ -90,10 +97,9 @@ def test_discarded_project_is_free_again(paths: NodePaths) -> None:
 def node(paths: NodePaths, tmp_path: Path) -> Iterator[LibhostNode]:
     node = LibhostNode(paths.node, tmp_path, materials())
     node.host.disk.close()
-    quota = open_disk(paths, DiskMode.QUOTA, OverlayMode.SET_FD)
+    quota = open_disk(paths, DiskMode.QUOTA, node.mode)
     node.paths = replace(node.paths, state_dir=paths.state_dir)
     node.host = replace(node.host, paths=node.paths, disk=quota)
-    node.mode = probe_host(paths.state_dir).overlay or OverlayMode.PATHS
     try:
         yield node
     finally:
