@@ -153,6 +153,9 @@ class MemoryLink(Link):
         self.server.subscriptions.append(subscription)
         return subscription
 
+    async def unsubscribe(self, subscription: Any, timeout_s: float) -> None:
+        await subscription.drain()
+
     async def round_trip(self, timeout_s: float) -> None:
         await asyncio.sleep(0)
 
