@@ -59,9 +59,9 @@ class Adoption:
             else:
                 self._hold(origin, status, *found)
 
-    def fates(self, dead: list[Dead]) -> Mapping[str, Fate]:
+    def fates(self, dead: set[str]) -> Mapping[str, Fate]:
         """What the placement ledger has to know of every sandbox that was ever ready."""
-        fates = {d.sandbox_id: Fate.DEAD for d in dead}
+        fates = dict.fromkeys(dead, Fate.DEAD)
         fates |= {s.id: Fate.RUNNING for s in self._table}
         return fates
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from libdsec.errors import DeathReason
@@ -46,27 +47,34 @@ def judge(evidence: Evidence) -> tuple[DeathReason, str]:
 
 
 class ExitWatch:
-    """Tells when the process of a pidfd has exited. open -> wait (any number) -> close."""
+    """Tells once when the process of a pidfd has exited. open -> then(callback) -> close."""
 
     def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
         self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
+        self._callback: Callable[[], object] | None = None
+        self._watching = True
+        self.ended = False
         self._loop.add_reader(pidfd, self._on_exit)
 
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
-
-    async def wait(self) -> None:
-        """Returns at the exit, and when the watch is closed."""
-        await self._ended.wait()
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call this at the exit, at once if that has been."""
+        self._callback = callback
+        if self.ended:
+            callback()
 
     def close(self) -> None:
-        """Before the pidfd itself is closed."""
-        self._on_exit()
+        """Before the pidfd itself is closed; nobody is called any more."""
+        self._callback = None
+        self._unwatch()
 
     def _on_exit(self) -> None:
-        if not self._ended.is_set():
+        self._unwatch()
+        self.ended = True
+        if self._callback is not None:
+            self._callback()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
             self._loop.remove_reader(self._pidfd)
-            self._ended.set()

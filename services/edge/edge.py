@@ -112,10 +112,11 @@ class Edge:
         dead = records.dead()
         self.table.recall(dead)
         await self.adoption.adopt(records.alive())
+        lost = records.lost()
         await self.reclaim.sweep()
         for sandbox in self.table:
             self.offers.follow(sandbox)
-        fates = self.adoption.fates(records.dead())
+        fates = self.adoption.fates({d.sandbox_id for d in records.dead()} | lost)
         await self.offers.resume(self.ledger.restore(records.journal.items(PREFIX), fates))
         self.adoption.go_on()
 

@@ -101,7 +101,9 @@ class Execs:
 
     def watch(self, sandbox: Sandbox, command: Command) -> None:
         """Hold the idle clock until a command that nobody reads has ended."""
-        self._tasks.spawn(self._watch(sandbox, command), name=f"watch {command.exec_id}")
+        self._tasks.spawn(
+            self._watch(sandbox, command), name=f"watch {command.exec_id}", waits=True
+        )
 
     # --- inside ---
 

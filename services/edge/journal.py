@@ -55,6 +55,7 @@ class Journal:
         self._thread = HostThreads(1)  # its own: a sync never queues behind sandboxes that start
         self._missed: list[bytes] | None = None  # by the snapshot that is being written
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.damaged = loaded.damaged
         self.quarantined = len(loaded.damaged)
         self.syncs = 0
 

@@ -84,7 +84,10 @@ class Lifecycle:
 
     def watch(self, sandbox: Sandbox) -> None:
         """From now on its exit and its limits are noticed."""
-        self._tasks.spawn(self._await_exit(sandbox), name=f"exit {sandbox.id}")
+        if sandbox.holding.exit is not None:
+            sandbox.holding.exit.then(
+                lambda: self._tasks.spawn(self._exited(sandbox), name=f"exit {sandbox.id}")
+            )
         self.arm(sandbox)
 
     def arm(self, sandbox: Sandbox) -> None:
@@ -153,11 +156,8 @@ class Lifecycle:
             self.end(sandbox, DeathReason.EXPIRED, limit.value), name=f"expire {sandbox.id}"
         )
 
-    async def _await_exit(self, sandbox: Sandbox) -> None:
-        """Notice the end of PID 1 that nobody here has decided."""
-        if sandbox.holding.exit is None:
-            return
-        await sandbox.holding.exit.wait()
+    async def _exited(self, sandbox: Sandbox) -> None:
+        """PID 1 has ended: if nobody here has decided that, find out why."""
         if sandbox.ending is None and not sandbox.gone.done():
             reason, detail = await self._node.run(self._judge, sandbox)
             await self.end(sandbox, reason, detail)

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from libdsec.errors import DSecError
-from libhost.sweep import Remains, find_remains, remove_sandbox
+from libhost.sweep import Host, Remains, find_remains, remove_sandbox
 
 from .gauges import EdgeMetrics
 from .node import Node
@@ -58,7 +58,7 @@ class Reclaim:
         remains = await self._node.run(find_remains, host)
         mine = {host.paths.sandbox(s.id).slot for s in self._table}
         for one in _ownerless(remains.values(), mine):
-            errors = await self._node.run(remove_sandbox, host, one, timeout_s=_REMOVE_TIMEOUT_S)
+            errors = await self._node.run(_remove, host, one)
             reclaimed.found += 1
             reclaimed.places.update(one.found_in)
             reclaimed.failed += bool(errors)
@@ -80,6 +80,10 @@ class Reclaim:
         except DSecError as err:
             _log.warning("policies not reconciled", error=str(err))
             return 0
+
+
+def _remove(host: Host, remains: Remains) -> list[Exception]:
+    return remove_sandbox(host, remains, timeout_s=_REMOVE_TIMEOUT_S)
 
 
 def _ownerless(remains: Collection[Remains], mine: set[str]) -> list[Remains]:

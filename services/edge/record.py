@@ -113,6 +113,21 @@ class Records:
         text = self.journal.get("node")
         return self._read("node", text, NodeRecord) if text is not None else None
 
+    def lost(self) -> set[str]:
+        """Sandboxes that were ready once and of which not enough can be read to keep them.
+
+        Call it after `alive`. Their ids alone are known, so nobody can be told why they are gone;
+        but none of them may be started anew as if it had never run.
+        """
+        damaged = (line.split(b" ", 2)[1] for line in self.journal.damaged if b" " in line)
+        keys = [key.decode(errors="replace") for key in damaged]
+        keys += [key for key, _ in self.journal.items("status.")]
+        ids = {key.partition(".")[2] for key in keys if key.startswith(("origin.", "status."))}
+        lost = {i for i in ids if self.journal.get(f"origin.{i}") is None}
+        for sandbox_id in lost:
+            self.journal.drop(f"status.{sandbox_id}")
+        return lost
+
     def alive(self) -> list[tuple[Origin, Status]]:
         """Every sandbox that ran and was not buried; what cannot be read is set aside."""
         found = []
@@ -124,9 +139,11 @@ class Records:
                 self.journal.drop(key)
                 continue
             origin = self._read(key, text, Origin)
-            status = self._read(status_key, self.journal.get(status_key) or b"{}", Status)
+            status = self._read(status_key, self.journal.get(status_key) or b"", Status)
             if origin is not None and status is not None:
                 found.append((origin, status))
+            elif origin is not None:
+                self.journal.set_aside(key)
         return found
 
     def dead(self) -> list[Dead]:

@@ -25,16 +25,24 @@ class Tasks:
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
+        self._waiters: set[asyncio.Task[Any]] = set()
         self.failed = 0
 
-    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+    def spawn(
+        self, work: Coroutine[Any, Any, T], *, name: str, waits: bool = False
+    ) -> asyncio.Task[T]:
+        """`waits`: it only waits for something outside, so that closing need not wait for it."""
         task = asyncio.get_running_loop().create_task(_detached(work), name=name)
         self._running.add(task)
+        if waits:
+            self._waiters.add(task)
         task.add_done_callback(self._done)
         return task
 
     async def close(self, *, timeout_s: float) -> None:
         """Wait for what runs, cancel the rest, wait for that too."""
+        for task in self._waiters:
+            task.cancel()
         if self._running:
             _, late = await asyncio.wait(tuple(self._running), timeout=timeout_s)
             for task in late:
@@ -44,6 +52,7 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._waiters.discard(task)
         if task.cancelled() or (err := task.exception()) is None:
             return
         if not isinstance(err, DSecError):  # those are answers, for whoever awaits the task

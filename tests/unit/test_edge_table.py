@@ -187,6 +187,25 @@ async def test_a_record_nobody_understands_is_set_aside(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.parametrize("kind", ["origin", "status"])
+async def test_a_sandbox_whose_record_is_damaged_is_known_to_be_lost(
+    tmp_path: Path, kind: str
+) -> None:
+    journal = Journal.open(tmp_path)
+    records, bad, good = Records(journal), origin(), origin()
+    for one in (bad, good):
+        records.save(one, Status())
+    journal.close()
+    text = (tmp_path / "journal").read_bytes()
+    name = f"{kind}.{bad.sandbox_id} ".encode()
+    (tmp_path / "journal").write_bytes(text.replace(name + b"{", name + b"["))
+    journal = Journal.open(tmp_path)
+    records = Records(journal)
+    assert [o.sandbox_id for o, _ in records.alive()] == [good.sandbox_id]
+    assert records.lost() == {bad.sandbox_id}
+    journal.close()
+
+
 def dead_of(one: Origin, reason: DeathReason = DeathReason.STOPPED, at: float = 1000.0) -> Dead:
     return Dead(
         sandbox_id=one.sandbox_id,
