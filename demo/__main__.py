@@ -48,7 +48,8 @@ async def play(console: Console, mirror_url: str, forbidden_url: str) -> list[Tr
 
 
 def main() -> int:
-    console = Console()
+    # A table needs room; a pipe has no width of its own.
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     begin = time.monotonic()
     servers = []
     try:

@@ -19,7 +19,7 @@ from .recording import BROKEN, FIXED
 
 PROJECT, VERSION = "toolz", "1.0.0"
 HERE = Path(__file__).parent
-BASE, WORKSPACE, TOOLKIT, ANSWERS = "python@1", f"{PROJECT}@1", "harness@1", "answers@1"
+BASE, WORKSPACE, TOOLKIT, ANSWERS = "python@1", f"{PROJECT}@1", "harness@2", "answers@1"
 
 
 def source_distribution(cache: Path) -> Path:

@@ -19,21 +19,8 @@ def look(path):
 
 
 def test(repo):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x" if "--first" in sys.argv else "-q",
-            "-p",
-            "no:cacheprovider",
-            "toolz",
-        ],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "toolz"]
+    done = subprocess.run(argv, cwd=repo, capture_output=True, text=True)
     counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
     failures = re.findall(r"^FAILED (\S+)", done.stdout, re.M)
     return {

@@ -20,7 +20,7 @@ from . import down as taking_down
 from .description import load
 from .doctor import examine
 from .layout import StackPaths
-from .seed import publish_busybox, write_default_context
+from .seed import make_usable, write_default_context
 from .settings import DEFAULT_HOME, passed_on, stack_home
 from .supervise import supervise as run_supervisor
 from .supervise import teller
@@ -65,7 +65,7 @@ def up(
         description = asyncio.run(
             bring_up(paths, nodes=nodes, schedulers=schedulers, say=lambda s: note.print(f"  {s}"))
         )
-        asyncio.run(publish_busybox(paths, description, say=lambda s: note.print(f"  {s}")))
+        asyncio.run(make_usable(paths, description, say=lambda s: note.print(f"  {s}")))
     except DSecError as err:
         _refuse(err)
     context = write_default_context(paths) if paths.home == DEFAULT_HOME else paths.context
