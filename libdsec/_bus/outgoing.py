@@ -59,14 +59,15 @@ class Outgoing:
     def headers(self, nonce: str) -> dict[str, str]:
         if self.operation == "ask":
             return dict(self.extra)  # the server may store them: only what was meant to be
-        return {
+        headers = {
             H_TRACEPARENT: self.hop.traceparent,
             H_REQUEST_ID: self.request_id,
-            H_BUDGET_MS: self.budget.header(),
             H_NONCE: nonce,
             H_VERSION: VERSION,
-            **self.extra,
         }
+        if self.operation == "request":  # what is stored outlives the publishing of it
+            headers[H_BUDGET_MS] = self.budget.header()
+        return headers | dict(self.extra)
 
     @contextmanager
     def observed(self, link: Link) -> Iterator[None]:

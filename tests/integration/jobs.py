@@ -52,12 +52,9 @@ class Settled(ConsumerObserver):
                 await self._changed.wait()
 
 
-async def put(bus: Bus, *numbers: int, budget_s: float = 60, **options: float) -> None:
+async def put(bus: Bus, *numbers: int, ttl_s: float | None = None) -> None:
     for n in numbers:
-        await bus.stream_publish(
-            JOB, Job(n=n), msg_id=f"m{n}", project="p1", tail="x", budget_s=budget_s,
-            ttl_s=options.get("ttl_s"),
-        )  # fmt: skip
+        await bus.stream_publish(JOB, Job(n=n), msg_id=f"m{n}", project="p1", tail="x", ttl_s=ttl_s)
 
 
 async def left(bus: Bus, stream: str = "WORK") -> int:

@@ -73,9 +73,9 @@ async def test_work_whose_time_is_over_is_dropped_unseen(topology: Bus) -> None:
     async def work(job: Job, delivery: Delivery[Job]) -> None:
         seen.append(job.n)
 
-    await put(topology, 1, budget_s=0.05)
+    await put(topology, 1, ttl_s=0.05)
     await asyncio.sleep(0.06)
-    await put(topology, 2, budget_s=30)
+    await put(topology, 2, ttl_s=30)
     async with running(topology, work, observer=observer):
         await observer.until(Outcome.DONE)
         await observer.until(Outcome.EXPIRED)
@@ -85,12 +85,19 @@ async def test_work_whose_time_is_over_is_dropped_unseen(topology: Bus) -> None:
 
 
 async def test_a_delivery_knows_its_age_by_the_servers_clock(topology: Bus) -> None:
-    await put(topology, 1, budget_s=30)
+    await put(topology, 1, ttl_s=30)
     await asyncio.sleep(0.2)
     async with Consumer(topology, WORKER, JOB) as consumer:
         (delivery,) = await consumer.fetch(5, wait_s=1)
     assert 0.15 < delivery.age_s < 5
     assert 20 < delivery.call.budget.remaining_s < 29.85
+
+
+async def test_a_message_without_a_ttl_is_never_too_old(topology: Bus) -> None:
+    await put(topology, 1)
+    async with Consumer(topology, WORKER, JOB) as consumer:
+        (delivery,) = await consumer.fetch(1, wait_s=1)
+    assert delivery.call.budget.remaining_s > 86_400
 
 
 async def test_a_handler_that_outlives_the_budget_is_cancelled_and_dropped(topology: Bus) -> None:
@@ -99,7 +106,7 @@ async def test_a_handler_that_outlives_the_budget_is_cancelled_and_dropped(topol
     async def work(job: Job, delivery: Delivery[Job]) -> None:
         await asyncio.Event().wait()
 
-    await put(topology, 1, budget_s=0.3)
+    await put(topology, 1, ttl_s=0.3)
     async with running(topology, work, observer=observer):
         await observer.until(Outcome.EXPIRED)
         while await left(topology):
