@@ -16,6 +16,7 @@ class ExecResult:
         stdout_total, stderr_total: bytes the command wrote, captured or not.
         truncated: something was dropped from either stream.
         duration_s: from start to exit as the agent inside the sandbox measured it.
+        oom_killed: the kernel ended it because the sandbox was out of memory.
     """
 
     exit_code: int
@@ -26,6 +27,7 @@ class ExecResult:
     stderr_total: int
     truncated: bool
     duration_s: float
+    oom_killed: bool = False
 
     @property
     def stdout(self) -> str:

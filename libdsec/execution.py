@@ -64,7 +64,7 @@ class Capture:
 
     def __init__(self, name: StreamName, limit: int, offset: int = 0) -> None:
         self.name = name
-        self.position = offset  # of the next byte that has not been seen
+        self.position = self._first = offset  # of the next byte that has not been seen
         self._limit = limit
         self._data = bytearray()
 
@@ -79,6 +79,27 @@ class Capture:
 
     def captured(self) -> bytes:
         return bytes(self._data)
+
+    def lacks(self, total: int) -> bool:
+        """Whether something that was written from the first offset on was not captured."""
+        return self._first + len(self._data) < total
+
+
+class _Credit:
+    """How much of one reply stream has been consumed, told a quarter of the window at a time."""
+
+    def __init__(self) -> None:
+        self._consumed = 0
+        self._told = 0
+
+    def due(self, part: Part) -> int | None:
+        """The total to tell the edge now, if it is time."""
+        if part.kind == KIND_OUTPUT:
+            self._consumed += len(part.data)
+        if self._consumed - self._told < EXEC_WINDOW_BYTES // 4:
+            return None
+        self._told = self._consumed
+        return self._told
 
 
 class Reading:
@@ -104,7 +125,6 @@ class Reading:
         self.started: asyncio.Future[ExecStarted] = asyncio.get_running_loop().create_future()
         self.done: ExecDone | None = None
         self._patience_until: float | None = None  # set at the first failure of a row
-        self._granted = self._consumed
 
     @property
     def result(self) -> ExecResult:
@@ -112,17 +132,17 @@ class Reading:
         done = self.done
         if done is None:
             raise RuntimeError("the command has not ended")
-        out, err = self.stdout.captured(), self.stderr.captured()
-        lost = len(out) < done.stdout_total or len(err) < done.stderr_total
+        lacks = self.stdout.lacks(done.stdout_total) or self.stderr.lacks(done.stderr_total)
         return ExecResult(
             exit_code=done.exit_code,
             signal=done.signal,
-            stdout_bytes=out,
-            stderr_bytes=err,
+            stdout_bytes=self.stdout.captured(),
+            stderr_bytes=self.stderr.captured(),
             stdout_total=done.stdout_total,
             stderr_total=done.stderr_total,
-            truncated=done.truncated or lost,
+            truncated=done.truncated or lacks,
             duration_s=done.duration_s,
+            oom_killed=done.oom_killed,
         )
 
     @property
@@ -176,6 +196,7 @@ class Reading:
         await bus.usable(timeout_s=LEASE_S)
         asked_from = (0, 0) if request else (self.stdout.position, self.stderr.position)
         answer_s = SILENCE_S if request else _ATTACH_ANSWER_S
+        credit = _Credit()
         async with AsyncExitStack() as stack:
             with self._op.current():
                 conversation = await stack.enter_async_context(self._ask(bus, request))
@@ -186,7 +207,8 @@ class Reading:
                     yield output
                 if until_started and self.started.done():
                     return
-                await self._grant(bus)
+                if (consumed := credit.due(part)) is not None:
+                    await self._grant(bus, consumed)
             self.done = done = conversation.result
             for capture, offset, data in (
                 (self.stdout, asked_from[0], done.stdout),
@@ -233,19 +255,11 @@ class Reading:
             capture = self.stderr if part.headers.get(_STREAM) == "2" else self.stdout
             yield from capture.take(int(part.headers.get(_OFFSET, "0")), part.data)
 
-    @property
-    def _consumed(self) -> int:
-        return self.stdout.position + self.stderr.position
-
-    async def _grant(self, bus: Bus) -> None:
-        """Tell the edge how far the output has been taken, a quarter of the window at a time."""
-        if self._consumed - self._granted < EXEC_WINDOW_BYTES // 4:
-            return
-        self._granted = self._consumed
+    async def _grant(self, bus: Bus, consumed: int) -> None:
         credit = ExecCredit(
-            sandbox_id=self._sandbox_id, exec_id=self._exec_id, consumed_bytes=self._consumed
+            sandbox_id=self._sandbox_id, exec_id=self._exec_id, consumed_bytes=consumed
         )
-        with suppress(Unavailable):  # attaching again says it anew
+        with suppress(Unavailable):  # the stream is broken, and attaching begins a new one
             await bus.publish(
                 EXEC_CREDIT, credit, project=self._connection.project, node=self._node
             )

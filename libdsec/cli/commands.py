@@ -162,6 +162,7 @@ def _ended(event: Exited, timeout: float) -> Exit:
     if result.exit_code == 0:
         return Exit.DONE
     how = f"by signal {result.signal}" if result.signal else f"with {result.exit_code}"
+    how += ", out of memory" if result.oom_killed else ""
     output.say(f"dsec: the command ended {how}")
     return Exit.FAILED
 
@@ -172,7 +173,7 @@ def _result(result: ExecResult) -> dict[str, object]:
         "exit_code": result.exit_code, "signal": result.signal, "stdout": result.stdout,
         "stderr": result.stderr, "stdout_total": result.stdout_total,
         "stderr_total": result.stderr_total, "truncated": result.truncated,
-        "duration_s": result.duration_s,
+        "duration_s": result.duration_s, "oom_killed": result.oom_killed,
     }  # fmt: skip
     for name, raw in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
         if found[name].__str__().encode() != raw:

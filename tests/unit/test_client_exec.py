@@ -288,8 +288,8 @@ async def test_a_process_is_found_again_by_another_client(
         await theirs.write("second")  # goes on where the input is, not at its beginning
         await theirs.close_stdin()
         assert (await theirs.wait()).stdout == "first second"
-        later = await (await other.connect(sandbox.id)).attach(cat, 6)
-        assert (await later.wait()).stdout == "second"
+        later = await (await (await other.connect(sandbox.id)).attach(cat, 6)).wait()
+        assert (later.stdout, later.stdout_total, later.truncated) == ("second", 12, False)
 
 
 async def test_processes_are_listed_and_a_kill_is_final(cat: str, sandbox: Sandbox) -> None:

@@ -56,7 +56,7 @@ class Command:
         self.done: ExecDone | None = None
         self.changed = asyncio.Condition()
         self.taken = 0  # bytes of stdin
-        self.consumed = 0  # what the reader granted
+        self.sent = self.consumed = 0  # in the latest reply stream
         self._timed_out = False
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,7 +113,7 @@ class Command:
 
     async def granted(self, consumed: int) -> None:
         async with self.changed:
-            self.consumed = max(self.consumed, consumed)
+            self.consumed = max(self.consumed, min(consumed, self.sent))
             self.changed.notify_all()
 
     async def close(self) -> None:
@@ -237,7 +237,6 @@ class Commands:
     async def attach(self, request: AttachExec, call: Call) -> ExecDone | None:
         offsets = [request.stdout_offset, request.stderr_offset]
         command = self._command(request.exec_id)
-        await command.granted(sum(offsets))
         return await self._follow(command, call, offsets, stream=True, detach=False, resumed=True)
 
     async def input(self, message: ProcessInput, call: Call) -> Empty:
@@ -285,6 +284,7 @@ class Commands:
         started = ExecStarted(
             exec_id=exec_id, pid=command.pid, resumed=resumed, stdin_offset=command.taken
         )
+        command.sent = command.consumed = 0
         await self._say(call, KIND_STARTED, started.encode())
         if detach:
             return None
@@ -292,7 +292,7 @@ class Commands:
             if not (stream and self._unsent(command, offsets)):
                 await self._wait(command, call, offsets, stream)
             elif not await self._send_output(command, call, offsets):
-                await self._wait_for_credit(command, offsets)
+                await self._wait_for_credit(command)
         return await self._finish(command, call, offsets, stream)
 
     async def _finish(
@@ -306,7 +306,7 @@ class Commands:
             return await self._audible(command.done.model_copy(update=inline))
         while self._unsent(command, offsets):
             if not await self._send_output(command, call, offsets):
-                await self._wait_for_credit(command, offsets)
+                await self._wait_for_credit(command)
         return await self._audible(command.done)
 
     def _unsent(self, command: Command, offsets: list[int]) -> bool:
@@ -315,13 +315,14 @@ class Commands:
     async def _send_output(self, command: Command, call: Call, offsets: list[int]) -> bool:
         sent = False
         for index, stream in enumerate(command.streams):
-            if sum(offsets) - command.consumed >= EXEC_WINDOW_BYTES:
+            if command.sent - command.consumed >= EXEC_WINDOW_BYTES:
                 break
             chunk = bytes(stream[offsets[index] : offsets[index] + CHUNK_BYTES])
             if chunk:
                 headers = {H_STREAM: str(index + 1), H_OFFSET: str(offsets[index])}
                 await self._say(call, KIND_OUTPUT, chunk, headers)
                 offsets[index] += len(chunk)
+                command.sent += len(chunk)
                 sent = True
         return sent
 
@@ -342,9 +343,9 @@ class Commands:
         )  # fmt: skip
         await self._say(call, KIND_PROGRESS, progress.encode())
 
-    async def _wait_for_credit(self, command: Command, offsets: list[int]) -> None:
+    async def _wait_for_credit(self, command: Command) -> None:
         async with command.changed:
-            while sum(offsets) - command.consumed >= EXEC_WINDOW_BYTES:
+            while command.sent - command.consumed >= EXEC_WINDOW_BYTES:
                 await command.changed.wait()
 
     async def _say(
