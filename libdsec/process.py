@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .connection import Connection
-from .errors import DeadlineExceeded, ExecTimeout, Unsupported
+from .errors import Conflict, DeadlineExceeded, ExecTimeout, Unsupported
 from .exec_result import ExecResult
 from .execution import Output, Reading
 from .wire.defaults import CHUNK_BYTES, MAX_OUTPUT_BYTES
@@ -111,8 +112,9 @@ class Process:
             await self._input(raw[first : first + CHUNK_BYTES], close=False)
 
     async def close_stdin(self) -> None:
-        """End of input. Idempotent."""
-        await self._input(b"", close=True)
+        """End of input. Idempotent; the input of a command that has ended is closed."""
+        with suppress(Conflict):
+            await self._input(b"", close=True)
 
     async def kill(self, signal: int = signals.SIGKILL, *, tree: bool | None = None) -> None:
         """Send a signal; with SIGKILL it returns when the command's whole tree is gone.

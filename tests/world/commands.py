@@ -76,7 +76,9 @@ class Command:
                 start_new_session=True,
                 **account,
             )
-        except FileNotFoundError:
+        except FileNotFoundError as err:
+            if request.cwd and not Path(request.cwd).is_dir():
+                raise InvalidArgument(f"there is no directory {request.cwd}") from err
             await self._end(127)
             return
         except PermissionError:
@@ -117,7 +119,11 @@ class Command:
             self.changed.notify_all()
 
     async def close(self) -> None:
-        self.signal_all(signal.SIGKILL)
+        """End whatever is left of it, children that outlived it included."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait_for(task, 5)

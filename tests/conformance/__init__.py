@@ -1,0 +1,1 @@
+"""What an implementation must do, as classes of cases with abstract fixtures."""
