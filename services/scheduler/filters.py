@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libdsec.wire.node import Heartbeat, NodeState
-from libdsec.wire.sandbox import NetworkPublic, PolicySpec, SandboxSpec
+from libdsec.wire.sandbox import NetworkPublic, PolicySpec, Qos, SandboxSpec
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Need:
             self.spec.backend,
             self.capabilities,
             self.pools,
+            self.spec.qos,
             resources.cpus,
             resources.memory_mib,
             resources.disk_mib,
@@ -65,7 +66,10 @@ def has_memory(beat: Heartbeat, need: Need) -> bool:
 
 
 def has_cpus(beat: Heartbeat, need: Need) -> bool:
-    return not beat.cpus or need.spec.resources.cpus <= beat.cpus
+    """A best-effort sandbox is only limited by its number, so a node may have fewer; a
+    latency-sensitive one is promised it."""
+    limit_only = need.spec.qos is not Qos.LATENCY_SENSITIVE
+    return limit_only or not beat.cpus or need.spec.resources.cpus <= beat.cpus
 
 
 def has_disk(beat: Heartbeat, need: Need) -> bool:
