@@ -17,7 +17,7 @@ from rich.table import Table
 from libdsec.errors import DSecError
 
 from . import down as taking_down
-from .description import load
+from .description import MAX_NODES, load
 from .doctor import examine
 from .layout import StackPaths
 from .seed import make_usable, write_default_context
@@ -54,7 +54,7 @@ def _need_root() -> None:
 @app.command()
 def up(
     home: Home = None,
-    nodes: Annotated[int, typer.Option(min=1, max=16, help="nodes on this machine")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="nodes on this machine")] = 1,
     schedulers: Annotated[int, typer.Option(min=1, max=8)] = 1,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +82,10 @@ def down(home: Home = None) -> None:
     """Stop everything and remove what it left on the host; layers and configuration stay."""
     _need_root()
     paths = _paths(home)
-    description = load(paths)
+    try:
+        description = load(paths)
+    except DSecError as err:
+        _refuse(err)
     if description is None:
         note.print(f"no stack in {paths.home}")
         return

@@ -1,24 +1,39 @@
-"""What a stack consists of, decided once at the first `up` and kept: nodes and ports."""
+"""What a stack consists of, decided once at the first `up` and kept: nodes, ports, addresses.
+
+Names and addresses of nodes are the host's, not the home's: cgroups, interfaces and pins are named
+by the node. So that stacks of different homes can run side by side, only the default home's nodes
+have plain names; others' carry a token of their home.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import itertools
 import json
 import random
 import socket
 from dataclasses import asdict, dataclass
+from ipaddress import IPv4Network
 
-from libdsec.errors import Conflict
+from libdsec.errors import Conflict, InvalidArgument
 
 from .files import write_private
 from .layout import StackPaths
+from .settings import DEFAULT_HOME
+
+MAX_NODES = 16
+# The range for addresses behind somebody's gateway: 1024 nodes of 4094 addresses.
+_ADDRESSES = IPv4Network("100.64.0.0/10")
+_NODE_PREFIX = 20
+_HOMES = 2 ** (_NODE_PREFIX - _ADDRESSES.prefixlen) // MAX_NODES
 
 
 @dataclass(frozen=True)
 class NodeDescription:
     name: str
-    index: int  # which of the host's address ranges and capacity shares is its own
+    addresses: str  # of its sandboxes: a network that is this node's alone
     nats_port: int
     nats_http_port: int
     edge_port: int
@@ -41,9 +56,10 @@ def load_or_make(paths: StackPaths, *, nodes: int, schedulers: int) -> StackDesc
 
     Raises:
         Conflict: the stack was made with another number of nodes or schedulers.
+        InvalidArgument: what is kept is not a description.
     """
     if paths.description.exists():
-        kept = _parse(paths.description.read_text())
+        kept = _read(paths)
         if len(kept.nodes) != nodes or len(kept.scheduler_ports) != schedulers:
             raise Conflict(
                 f"{paths.home} holds a stack of {len(kept.nodes)} nodes and "
@@ -51,16 +67,20 @@ def load_or_make(paths: StackPaths, *, nodes: int, schedulers: int) -> StackDesc
                 hint="ask for the same numbers, or use another --home",
             )
         return kept
-    made = _make(nodes, schedulers)
+    made = _make(paths, nodes, schedulers)
     write_private(paths.description, json.dumps(asdict(made), indent=1))
     return made
 
 
 def load(paths: StackPaths) -> StackDescription | None:
-    return _parse(paths.description.read_text()) if paths.description.exists() else None
+    return _read(paths) if paths.description.exists() else None
 
 
-def _make(nodes: int, schedulers: int) -> StackDescription:
+def _make(paths: StackPaths, nodes: int, schedulers: int) -> StackDescription:
+    token, part = _token_of(paths)
+    networks = itertools.islice(
+        _ADDRESSES.subnets(new_prefix=_NODE_PREFIX), part * MAX_NODES, part * MAX_NODES + nodes
+    )
     ports = iter(_free_ports(4 + schedulers + 5 * nodes))
     return StackDescription(
         hub_port=next(ports),
@@ -69,16 +89,32 @@ def _make(nodes: int, schedulers: int) -> StackDescription:
         burst_port=next(ports),
         scheduler_ports=tuple(next(ports) for _ in range(schedulers)),
         nodes=tuple(
-            NodeDescription(f"n{i + 1}", i, *itertools.islice(ports, 5)) for i in range(nodes)
+            NodeDescription(f"n{i}{token}", str(network), *itertools.islice(ports, 5))
+            for i, network in enumerate(networks, 1)
         ),
     )
 
 
-def _parse(text: str) -> StackDescription:
-    data = json.loads(text)
-    data["nodes"] = tuple(NodeDescription(**node) for node in data["nodes"])
-    data["scheduler_ports"] = tuple(data["scheduler_ports"])
-    return StackDescription(**data)
+def _token_of(paths: StackPaths) -> tuple[str, int]:
+    """What tells the nodes of this home from another's: a suffix, and a part of the addresses."""
+    if paths.home == DEFAULT_HOME:
+        return "", 0
+    digest = hashlib.blake2b(str(paths.home).encode()).digest()
+    token = base64.b32encode(digest)[:6].decode().lower()
+    return f"-{token}", 1 + int.from_bytes(digest[-2:]) % (_HOMES - 1)
+
+
+def _read(paths: StackPaths) -> StackDescription:
+    try:
+        data = json.loads(paths.description.read_text())
+        data["nodes"] = tuple(NodeDescription(**node) for node in data["nodes"])
+        data["scheduler_ports"] = tuple(data["scheduler_ports"])
+        return StackDescription(**data)
+    except (ValueError, KeyError, TypeError) as err:
+        raise InvalidArgument(
+            f"{paths.description} does not describe a stack: {err}",
+            hint="take the stack down with the version that made it, then remove the file",
+        ) from err
 
 
 def _free_ports(count: int) -> list[int]:

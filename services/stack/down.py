@@ -11,6 +11,7 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from ipaddress import IPv4Network
 
 from libhost.bpf.pins import remove_pins
 from libhost.cgroup import NodeCgroups
@@ -27,7 +28,7 @@ from libhost.writable import empty_trash
 from .control import ask_control
 from .description import NodeDescription, StackDescription
 from .layout import StackPaths
-from .plan import CRUN, address_range, built
+from .plan import CRUN, built
 from .supervisor import Supervisor
 
 _STOP_SANDBOX_S = 10.0
@@ -70,7 +71,7 @@ def clear_node(node: NodeDescription, paths: NodePaths) -> list[str]:
         paths=paths,
         cgroups=NodeCgroups(found.cgroups, paths),
         disk=open_disk(paths, found.disk, found.overlay, pool_size=0),
-        network=NodeNetwork(paths, address_range(node), pool_size=0),
+        network=NodeNetwork(paths, IPv4Network(node.addresses), pool_size=0),
         runtime=Runtime(paths, crun=CRUN, launcher=built("dsec-launch"), agent=built("aether")),
     )
     with closing(host.runtime):

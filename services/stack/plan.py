@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from pathlib import Path
 
 from ..edge.admission import OperatingPoint
@@ -119,7 +118,7 @@ class Plan:
             **common,
             "DSEC_LAYER_STORE": str(self.paths.layers),
             "DSEC_PUBLISH": "true",
-            "DSEC_ADDRESSES": str(address_range(node)),
+            "DSEC_ADDRESSES": node.addresses,
             "DSEC_CRUN": str(CRUN),
             "DSEC_AGENT": str(built("aether")),
             "DSEC_LAUNCHER": str(built("dsec-launch")),
@@ -177,11 +176,6 @@ class Plan:
             "--unixsocketperm", "700", "--dir", str(self.paths.valkey), "--save", "",
             "--daemonize", "no",
         )  # fmt: skip
-
-
-def address_range(node: NodeDescription) -> IPv4Network:
-    """Of its sandboxes, from the range set aside for addresses behind somebody's gateway."""
-    return IPv4Network(f"100.{64 + node.index}.0.0/16")
 
 
 def built(name: str) -> Path:
