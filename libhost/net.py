@@ -111,8 +111,7 @@ class NodeNetwork:
         except IndexError:
             prepared = self._prepare()
         with IPRoute() as ip:
-            alias = self._paths.cgroup_name
-            ip.link("set", index=prepared.ifindex, ifname=sandbox.interface, ifalias=alias)
+            ip.link("set", index=prepared.ifindex, ifname=sandbox.interface)
         with self._lock:
             self._held[sandbox.interface] = self._held.pop(prepared.interface)
         return dataclasses.replace(prepared, interface=sandbox.interface)
@@ -179,7 +178,9 @@ class NodeNetwork:
         finally:
             os.close(host)
         with IPRoute() as ip:
-            return Link(name, _index(ip, name), address, fd)
+            index = _index(ip, name)
+            ip.link("set", index=index, ifalias=self._paths.cgroup_name)
+            return Link(name, index, address, fd)
 
     def _furnish(self, host_end: str, address: IPv4Address, host_namespace: int) -> None:
         """Inside the new namespace: the pair with one end in the host's, addresses, routes."""
