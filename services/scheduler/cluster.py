@@ -156,5 +156,5 @@ def _impossible(name: str, need: Need, nodes: Mapping[str, Node]) -> DSecError:
 
 def _too_much(name: str, value: float, most: float) -> InvalidArgument:
     return InvalidArgument(
-        f"{name}={value:g} is more than any node has", hint=f"the most is {most:g}"
+        f"{name}={value:.9g} is more than any node has", hint=f"the most is {most:.9g}"
     )
