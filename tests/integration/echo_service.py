@@ -25,6 +25,7 @@ class Echo(Message):
 
 ECHO = Rpc("t.p.{project}.echo", Echo, Echo, "the echo service")
 CRASH = Rpc("t.crash", Empty, Empty, "the echo service")
+HANG_UP = Rpc("t.hang_up", Empty, Empty, "the echo service")
 JOB = Event("t.job", Echo)
 DONE = Event("t.done", Echo)
 JOBS = Stream(
@@ -42,6 +43,8 @@ async def set_up(service: Service[EchoSettings]) -> None:
     async def echo(request: Echo, call: Call) -> Echo:
         with trace.get_tracer("echo").start_as_current_span("think"):
             service.log.info("echoing")
+            if request.hold_s < 0:
+                raise ValueError("time does not run backwards")
             await asyncio.sleep(request.hold_s)
         return Echo(text=f"{service.settings.greeting} {request.text}")
 
@@ -50,6 +53,14 @@ async def set_up(service: Service[EchoSettings]) -> None:
             raise RuntimeError("a task of ours has failed")
 
         service.spawn(fail(), name="doomed")
+        return Empty()
+
+    async def hang_up(request: Empty, call: Call) -> Empty:
+        async def close_after_the_answer() -> None:
+            await service.bus.flush()
+            await service.bus.close()
+
+        service.spawn(close_after_the_answer(), name="hang up")
         return Empty()
 
     async def work(job: Echo, delivery: Delivery[Echo]) -> None:
@@ -62,6 +73,7 @@ async def set_up(service: Service[EchoSettings]) -> None:
     await ensure_topology(service.bus, streams=[JOBS], durables=[WORKER])
     await service.bus.serve(ECHO, echo, queue="echo")
     await service.bus.serve(CRASH, crash)
+    await service.bus.serve(HANG_UP, hang_up)
     consumer = Consumer(service.bus, WORKER, JOB, observer=service.metrics.consumer)
     await service.consume(consumer, work)
     service.on_drain(say_goodbye)

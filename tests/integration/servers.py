@@ -102,16 +102,26 @@ class NatsServer(ServerProcess):
     ) -> None:
         super().__init__(directory)
         store = f'store_dir: "{directory}/js"' + (f", domain: {domain}" if domain else "")
-        self._config = (f"jetstream {{ {store} }}\n" if jetstream else "") + config
+        self._jetstream = f"jetstream {{ {store} }}\n" if jetstream else ""
+        self._config = config
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
     def argv(self) -> list[str]:
+        return [_nats_binary(), "-c", str(self._write())]
+
+    def reconfigure(self, config: str) -> None:
+        """Have the running server take another configuration."""
+        self._config = config
+        self._write()
+        self.signal(signal.SIGHUP)
+
+    def _write(self) -> Path:
         path = self.directory / "nats.conf"
-        path.write_text(f"host: 127.0.0.1\nport: {self.port}\n{self._config}")
-        return [_nats_binary(), "-c", str(path)]
+        path.write_text(f"host: 127.0.0.1\nport: {self.port}\n{self._jetstream}{self._config}")
+        return path
 
 
 class Valkey(ServerProcess):

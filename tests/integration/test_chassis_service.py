@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,63 +22,11 @@ from libdsec.wire.model import Empty
 from libdsec.wire.trace import TraceQuery
 
 from .conftest import Connect
-from .echo_service import CRASH, DONE, ECHO, JOB, Echo
+from .echo_process import ROOT, EchoProcess
+from .echo_service import CRASH, DONE, ECHO, HANG_UP, JOB, Echo
 from .servers import NatsServer, free_port
 
-ROOT = Path(__file__).parents[2]
-
-
-class EchoProcess:
-    """The echo service as a process."""
-
-    def __init__(self, directory: Path, nats_url: str) -> None:
-        self.port_file = directory / "port"
-        self.log_file = directory / "echo.log"
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "DSEC_NATS_SERVERS": json.dumps([nats_url]),
-            "DSEC_HTTP_PORT": "0",
-            "DSEC_HTTP_PORT_FILE": str(self.port_file),
-            "DSEC_DRAIN_TIMEOUT_S": "5",
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.echo_service"],
-                env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=log,
-            )  # fmt: skip
-
-    async def until_ready(self, ready: bool = True) -> None:
-        async with asyncio.timeout(15):
-            while (await self.get("/readyz"))[0] != (200 if ready else 503):
-                await asyncio.sleep(0.02)
-
-    async def get(self, path: str) -> tuple[int, str]:
-        return await asyncio.to_thread(self._get, path)
-
-    def _get(self, path: str) -> tuple[int, str]:
-        try:
-            url = f"http://127.0.0.1:{self.port_file.read_text()}{path}"
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as err:
-            return err.code, err.read().decode()
-        except (OSError, ValueError):
-            return 0, ""
-
-    async def ended(self) -> int:
-        assert self.process is not None
-        return await asyncio.to_thread(self.process.wait, 15)
-
-    def signal(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def logged(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+USERS = "authorization { users = [{ user: echo, password: pw }] }"
 
 
 @pytest.fixture
@@ -240,6 +186,35 @@ async def test_a_failing_task_ends_the_service(echo: EchoProcess, bus: Bus) -> N
     await bus.request(CRASH, Empty(), budget_s=5)
     assert await echo.ended() == 1
     assert any("a task of ours has failed" in str(line) for line in echo.logged())
+
+
+async def test_a_connection_that_is_gone_for_good_ends_the_service(
+    echo: EchoProcess, bus: Bus
+) -> None:
+    await echo.until_ready()
+    await bus.request(HANG_UP, Empty(), budget_s=5)
+    assert await echo.ended() == 1
+
+
+@pytest.mark.parametrize("nats_config", [USERS])
+async def test_revoked_credentials_make_it_unready_until_they_are_good_again(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    service = EchoProcess(tmp_path, nats_server.url)
+    service.environment |= {"DSEC_NATS_USER": "echo", "DSEC_NATS_PASSWORD": "pw"}
+    service.start()
+    try:
+        await service.until_ready()
+        nats_server.reconfigure(USERS.replace("echo", "somebody-else"))
+        await service.until_ready(False)
+        async with asyncio.timeout(10):
+            while not any("refused the credentials" in str(line) for line in service.logged()):
+                await asyncio.sleep(0.05)
+        nats_server.reconfigure(USERS)
+        await service.until_ready()
+    finally:
+        service.signal(signal.SIGKILL)
+        await service.ended()
 
 
 async def test_it_is_not_ready_while_the_server_is_away_and_ready_again_after(
