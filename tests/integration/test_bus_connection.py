@@ -209,6 +209,20 @@ async def test_drain_ends_the_bus_while_the_server_is_away(
         await client.request(PING, Empty(), budget_s=5)
 
 
+async def test_a_closed_bus_has_really_stopped_connecting(
+    nats_server: NatsServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed at the moment an attempt is refused, the library would lose the cancellation."""
+    monkeypatch.setattr("libdsec._bus.link._RECONNECT_WAIT_S", 0.0001)
+    buses = [await connect(f"bus{n}") for n in range(40)]
+    nats_server.kill()
+    for bus in buses:
+        await asyncio.sleep(0)
+        await bus.close()
+    left = [task for task in asyncio.all_tasks() if "reconnect" in str(task.get_coro())]
+    assert left == []
+
+
 async def test_a_closed_connection_wakes_whoever_waits_for_it(connect: Connect) -> None:
     observer = Watched()
     client = await connect(observer=observer)
