@@ -97,7 +97,7 @@ async def run(
     """
     reading = Reading(
         connection, op, request.sandbox_id, request.exec_id,
-        capture_bytes=request.max_output_bytes,
+        capture_bytes=request.max_output_bytes, stream=request.stream,
     )  # fmt: skip
     text = {"stdout": _Text(on_stdout), "stderr": _Text(on_stderr)}
     feeding = asyncio.create_task(_feed_when_started(connection, op, reading, request, fed))

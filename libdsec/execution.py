@@ -114,12 +114,14 @@ class Reading:
         *,
         capture_bytes: int,
         offsets: tuple[int, int] = (0, 0),
+        stream: bool = True,
     ) -> None:
         self._connection = connection
         self._op = op
         self._sandbox_id = sandbox_id
         self._node = sandbox_node(sandbox_id)
         self._exec_id = exec_id
+        self._stream = stream  # whether output is wanted before the end
         self.stdout = Capture("stdout", capture_bytes, offsets[0])
         self.stderr = Capture("stderr", capture_bytes, offsets[1])
         self.started: asyncio.Future[ExecStarted] = asyncio.get_running_loop().create_future()
@@ -237,6 +239,7 @@ class Reading:
             stdout_offset=self.stdout.position,
             stderr_offset=self.stderr.position,
             max_output_bytes=MAX_OUTPUT_LIMIT,
+            stream=self._stream,
         )
         return bus.converse(
             ATTACH,

@@ -32,7 +32,9 @@ Event = Output | Exited
 
 
 class Process:
-    """A started command. Iterate for its output and its end; any number of readers may.
+    """A started command. Iterate for its output and its end.
+
+    It has one reader at a time: who attaches takes over, and the one before gets Conflict.
 
     Attributes:
         exec_id: attaches to it again, from any client: `sandbox.attach(exec_id, offset)`.
@@ -88,7 +90,7 @@ class Process:
         with self._connection.operation("wait", node=self._node) as op:
             reading = Reading(
                 self._connection, op, self._sandbox_id, self.exec_id,
-                capture_bytes=self._max_output_bytes, offsets=self._offsets,
+                capture_bytes=self._max_output_bytes, offsets=self._offsets, stream=False,
             )  # fmt: skip
             try:
                 async with asyncio.timeout(timeout):

@@ -79,6 +79,7 @@ class AttachExec(Message):
     stdout_offset: int = 0
     stderr_offset: int = 0
     max_output_bytes: int = d.MAX_OUTPUT_BYTES
+    stream: bool = False  # send output as it comes
 
 
 class ProcessInput(Message):

@@ -86,7 +86,7 @@ class Execs:
                 ),
             )
             await call.send(KIND_STARTED, _started(process))
-            relay = self._relay(command, call, stream=False)
+            relay = self._relay(command, call, stream=request.stream)
             relay.begin(*offsets, limit_bytes=request.max_output_bytes)
             return await self._read(sandbox, command, process, relay, call)
 

@@ -19,6 +19,7 @@ import pytest
 from libdsec import (
     Conflict,
     DSecError,
+    ExecResult,
     ExecTimeout,
     Exited,
     FileNotFound,
@@ -168,8 +169,13 @@ class CommandCases(Cases):
     async def test_two_callers_with_one_exec_id_share_one_run(
         self, sandbox: Sandbox, home: str
     ) -> None:
+        """The later one takes over as the reader; the earlier one is told, if it is not over."""
         run, exec_id = f"echo x >> {home}/runs; sleep 1", f"shared-{os.urandom(4).hex()}"
-        await asyncio.gather(*(sandbox.exec(run, exec_id=exec_id) for _ in range(2)))
+        outcomes = await asyncio.gather(
+            *(sandbox.exec(run, exec_id=exec_id) for _ in range(2)), return_exceptions=True
+        )
+        assert any(isinstance(o, ExecResult) and o.exit_code == 0 for o in outcomes)
+        assert all(isinstance(o, ExecResult | Conflict) for o in outcomes)
         assert await sandbox.files.read_text(f"{home}/runs") == "x\n"
 
     async def test_fifty_commands_at_once(self, sandbox: Sandbox) -> None:
@@ -255,6 +261,21 @@ class ProcessCases(Cases):
                 await process.kill(signal.SIGUSR1)
             if isinstance(event, Exited):
                 assert event.result.exit_code == 7
+
+    async def test_output_is_heard_while_it_runs(self, sandbox: Sandbox) -> None:
+        """Each line is answered only when it has been heard: nothing waits for the end."""
+        process = await sandbox.start("while read x; do echo $x; done")
+        await process.write("0\n")
+        heard = b""
+        async for event in process:
+            if isinstance(event, Exited):
+                break
+            heard += event.data
+            if heard.endswith(b"3\n"):
+                await process.close_stdin()
+            else:
+                await process.write(f"{heard.count(10)}\n")
+        assert heard == b"0\n1\n2\n3\n"
 
     async def test_a_processes_own_timeout_ends_it(self, sandbox: Sandbox) -> None:
         process = await sandbox.start("echo begun; sleep 60", timeout=1)

@@ -243,7 +243,9 @@ class Commands:
     async def attach(self, request: AttachExec, call: Call) -> ExecDone | None:
         offsets = [request.stdout_offset, request.stderr_offset]
         command = self._command(request.exec_id)
-        return await self._follow(command, call, offsets, stream=True, detach=False, resumed=True)
+        return await self._follow(
+            command, call, offsets, stream=request.stream, detach=False, resumed=True
+        )
 
     async def input(self, message: ProcessInput, call: Call) -> Empty:
         await self._command(message.exec_id).write(message)
@@ -307,8 +309,9 @@ class Commands:
         assert command.done is not None
         if stream:
             return await self._audible(command.done)
-        if sum(len(s) for s in command.streams) <= INLINE_BYTES:
-            inline = {"stdout": bytes(command.streams[0]), "stderr": bytes(command.streams[1])}
+        rest = [bytes(s[o:]) for s, o in zip(command.streams, offsets, strict=True)]
+        if sum(map(len, rest)) <= INLINE_BYTES:
+            inline = {"stdout": rest[0], "stderr": rest[1]}
             return await self._audible(command.done.model_copy(update=inline))
         while self._unsent(command, offsets):
             if not await self._send_output(command, call, offsets):
