@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -211,12 +211,16 @@ class PlacementMachine(RuleBasedStateMachine):
                 assert not set(caller.has.values()) & self.world.killed, caller
 
 
-deep = bool(os.environ.get("DSEC_DEEP"))
+# DSEC_DEEP=5000 runs so many longer examples; DSEC_NOSHRINK=1 reports the first failure as it is.
+deep = int(os.environ.get("DSEC_DEEP", "0"))
+SHRINK = () if os.environ.get("DSEC_NOSHRINK") else (Phase.shrink,)
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, *SHRINK)
 PlacementMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("DSEC_DEEP") or 0) if deep else 120,
+    max_examples=deep or 120,
     stateful_step_count=120 if deep else 50,
     deadline=None,
     report_multiple_bugs=False,
+    phases=PHASES,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )

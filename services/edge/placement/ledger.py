@@ -119,6 +119,12 @@ class Ledger:
         starts = tuple(Start(item.sandbox_id, item.index, offer) for item in new)
         return Step(reply, tuple(records), starts)
 
+    def take_back(self, step: Step[OfferReply]) -> None:
+        """The journal did not take the step's records: what it had accepted never was."""
+        for effect in step.effects:
+            if isinstance(effect, Start):
+                self._forget(*self._owners[effect.sandbox_id])
+
     def whohas(self, ask: WhoHas) -> Step[Holding]:
         """WHOHAS: what we hold of it, and a promise to refuse offers of a lower epoch."""
         key = (ask.project, ask.request_id)
