@@ -125,7 +125,7 @@ class LoopDisk:
         image = self._paths.disks_dir / f"{secrets.token_hex(8)}.img"
         try:
             _copy_sparse(template, image)
-            mount_fd = mount_image(image)
+            mount_fd = mount_new_image(image)
         except BaseException:
             image.unlink(missing_ok=True)
             raise
@@ -186,9 +186,20 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
 def mount_image(image: Path) -> int:
     """A detached mount of the image; of a live one the same file system once more."""
     device = loop.device_of(image)
-    device_fd = -1
-    if device is None:
-        device_fd, device = loop.attach(image)
+    return mount_new_image(image) if device is None else _mount_device(device)
+
+
+def mount_new_image(image: Path) -> int:
+    """As :func:`mount_image` for an image that nobody has attached: looking for its device would
+    mean to read about every loop device of the host."""
+    device_fd, device = loop.attach(image)
+    try:
+        return _mount_device(device)
+    finally:
+        os.close(device_fd)
+
+
+def _mount_device(device: Path) -> int:
     fs = syscall.fsopen("ext4")
     try:
         syscall.fsconfig_set_string(fs, "source", str(device))
@@ -198,5 +209,3 @@ def mount_image(image: Path) -> int:
         return syscall.fsmount(fs, syscall.MOUNT_ATTR_NODEV | syscall.MOUNT_ATTR_NOATIME)
     finally:
         os.close(fs)
-        if device_fd >= 0:
-            os.close(device_fd)
