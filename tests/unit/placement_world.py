@@ -9,297 +9,33 @@ callers with a clock of their own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
-from libdsec.errors import DSecError, Unavailable
+from libdsec.errors import DSecError
 from libdsec.wire.defaults import HEARTBEAT_S, LEASE_S
 from libdsec.wire.error import ErrorReply
-from libdsec.wire.layer import LayerInfo, LayerKind, ResolvedLayers
-from libdsec.wire.model import Message
-from libdsec.wire.node import Heartbeat, Load
+from libdsec.wire.node import Heartbeat
 from libdsec.wire.placement import (
     Announcement,
     CancelRequest,
     Claim,
     Held,
-    Holding,
     Inquiry,
-    Offer,
-    OfferReply,
     PlaceRequest,
     RetryRequest,
-    Verdict,
     Verdicts,
-    WhoHas,
 )
 from libdsec.wire.sandbox import SandboxSpec
-from services.edge.placement import (
-    Admission,
-    Announce,
-    AskRetry,
-    Fate,
-    Inquire,
-    Kill,
-    Ledger,
-    Start,
-    Step,
-)
-from services.scheduler import effects as e
-from services.scheduler.attempt import Job
-from services.scheduler.claims import digest_of
-from services.scheduler.cluster import ClusterState
-from services.scheduler.nodes import NodeTable
-from services.scheduler.protocol import place
+from services.edge.placement import Announce
 from services.scheduler.rulings import cancel, free, rule
 
-ACK_WAIT_S = 15.0
+from .placement_edge import Edge, Letter
+from .placement_schedulers import Queued, Scheduler, Schedulers
+
 TICK_S = 0.25
 BUDGET_S = 30.0
 PROJECT = "p"
-
-BASE = LayerInfo(
-    space="public", name="base", version="1", digest="d", kind=LayerKind.BASE, size_bytes=1,
-    files=1, created_at=0.0,
-)  # fmt: skip
-
-
-@dataclass
-class Letter:
-    """A message on its way. `to` is an edge's name, "schedulers", or the id of a caller."""
-
-    to: str
-    sender: str
-    body: Any
-    reply: Callable[[Any], None] | None = None
-
-
-@dataclass
-class Queued:
-    project: str
-    request: PlaceRequest
-    published_at: float
-    deliveries: int = 0
-    visible_at: float = 0.0
-    gone: bool = False
-
-
-@dataclass
-class Task:
-    """A protocol generator that a scheduler is driving, and the effect it waits for."""
-
-    owner: Scheduler
-    steps: Any
-    finish: Callable[[Any], None]
-    waiting: e.Effect[Any] | None = None
-    answers: dict[str, Any] = field(default_factory=dict)
-    expected: frozenset[str] = frozenset()
-    deadline: float | None = None  # set while messages of the effect are out
-    over: bool = False
-
-
-class Scheduler:
-    def __init__(self, name: str, world: World) -> None:
-        self.name = name
-        self.world = world
-        self.table = NodeTable(world.clock)
-        self.cluster = ClusterState(clock=world.clock, rng=Random(len(world.log)))
-
-    def look(self) -> None:
-        self.table.observe(self.world.view.values())
-        self.cluster.show(self.table.views())
-
-
-@dataclass
-class Sandbox:
-    """A sandbox on a host: it goes on when its edge dies."""
-
-    sandbox_id: str
-    index: int
-    offer: Offer
-    accepted_at: float
-    ready: bool = False
-
-
-class Edge:
-    """A driver of the real ledger, with a host and a journal that outlive the process."""
-
-    def __init__(self, name: str, world: World) -> None:
-        self.name = name
-        self.world = world
-        self.journal: dict[str, bytes] = {}
-        self.host: dict[str, Sandbox] = {}
-        self.was_ready: set[str] = set()  # the edge's own journal: what had been ready once
-        self.boots = 0
-        self.seq = 0
-        self.up = False
-        self.connected = True
-        self.wall_skew_ms = 0
-        self.connected_at = 0.0
-        self.room = 100
-        self.todo: list[tuple[Step[Any], Callable[[Any], None] | None]] = []
-        self.start()
-
-    # --- process ---
-
-    def start(self) -> None:
-        self.boots += 1
-        self.up, self.up_at, self.todo = True, self.world.now, []
-        self.ledger = Ledger(
-            node=self.name, incarnation="aaaaaa", session=f"s{self.boots}", clock=self.world.clock,
-            wall_ms=lambda: int(self.world.now * 1e3) + self.wall_skew_ms,
-            new_id=lambda node, inc: self.world.new_id(node),
-        )  # fmt: skip
-        fates = {}
-        for sandbox_id in self.was_ready:
-            fates[sandbox_id] = Fate.RUNNING if sandbox_id in self.host else Fate.DEAD
-        for sandbox_id in [s for s in self.host if s not in fates]:
-            del self.host[sandbox_id]  # half started: swept
-        self.perform(self.ledger.restore(list(self.journal.items()), fates), None)
-        for sandbox_id in [s for s in self.host if s not in self.world.told]:
-            if not self.ledger.owns(sandbox_id):
-                del self.host[sandbox_id]  # what no record knows is swept
-
-    def crash(self) -> None:
-        self.up, self.todo = False, []
-
-    # --- what the shell does with a step ---
-
-    def step(self, step: Step[Any], reply: Callable[[Any], None] | None = None) -> None:
-        """Records first: what needs a write waits for `sync`."""
-        if step.records:
-            self.todo.append((step, reply))
-        elif self.todo and (step.effects or reply):
-            self.todo.append((step, reply))
-        else:
-            self.perform(step, reply)
-
-    def sync(self) -> None:
-        todo, self.todo = self.todo, []
-        for step, _ in todo:
-            for record in step.records:
-                record.apply(self)
-        for step, reply in todo:
-            self.perform(step, reply)
-
-    def put(self, key: str, value: bytes) -> None:
-        self.journal[key] = value
-
-    def drop(self, key: str) -> None:
-        self.journal.pop(key, None)
-
-    def perform(self, step: Step[Any], reply: Callable[[Any], None] | None) -> None:
-        for effect in step.effects:
-            match effect:
-                case Start(sandbox_id, index, offer):
-                    self.host[sandbox_id] = Sandbox(sandbox_id, index, offer, self.world.now)
-                case Kill(sandbox_id, _):
-                    if self.host.pop(sandbox_id, None):
-                        self.world.killed.add(sandbox_id)
-                    self.was_ready.discard(sandbox_id)
-                case Announce():
-                    self.announce(effect)
-                case Inquire(inquiry):
-                    self.send("schedulers", inquiry, self._verdicts)
-                case AskRetry(request):
-                    self.send("schedulers", request, lambda _, r=request: self._retried(r))
-        if reply is not None:
-            reply(step.reply)
-
-    def _verdicts(self, reply: Verdicts) -> None:
-        self.step(self.ledger.verdicts(reply.verdicts))
-
-    def _retried(self, request: RetryRequest) -> None:
-        self.step(self.ledger.retried(request.project, request.items))
-
-    def announce(self, announce: Announce) -> None:
-        """What the real driver does: sandboxes that are gone are reported as failed."""
-        if not self.connected:
-            self.ledger.announce_failed(announce)
-            return
-        ready, failed = [], dict(announce.failed)
-        for pair in announce.ready:
-            if pair.sandbox_id in self.host and self.host[pair.sandbox_id].ready:
-                ready.append(pair)
-            else:
-                failed[pair.index] = ErrorReply(code="sandbox_dead", message="gone")
-        self.world.announced(self, announce, ready)
-        body = (announce.request_id, {p.index: p.sandbox_id for p in ready}, failed)
-        self.world.letters.append(Letter(announce.reply_to, self.name, body))
-
-    def send(self, to: str, body: Message, back: Callable[[Any], None]) -> None:
-        if not self.connected:
-            return
-        boots = self.boots
-
-        def reply(answer: Any) -> None:
-            def deliver(got: Any) -> None:
-                if self.up and self.boots == boots:
-                    back(got)
-
-            self.world.letters.append(Letter(self.name, to, answer, deliver))
-
-        self.world.letters.append(Letter(to, self.name, body, reply))
-
-    # --- what reaches it ---
-
-    def receive(self, body: Any, reply: Callable[[Any], None]) -> None:
-        match body:
-            case Offer():
-                self.step(self.ledger.offer(body, self._admit), reply)
-                for pair in self.host.values():
-                    if pair.offer.request_id == body.request_id:
-                        pair.accepted_at = self.world.now
-            case WhoHas():
-                for pair in self.host.values():
-                    if pair.offer.request_id == body.request_id:
-                        pair.accepted_at = self.world.now
-                self.step(self.ledger.whohas(body), reply)
-            case ("verdict", Verdict() as verdict):
-                self.step(self.ledger.verdicts([verdict]))
-            case ("announce", Verdict() as verdict):
-                with suppress(Unavailable):
-                    self.step(self.ledger.announce_again(verdict), reply)
-            case ("withdraw", Verdict() as verdict):
-                self.step(self.ledger.withdraw(verdict), reply)
-
-    def _admit(self, wanted: int) -> Admission:
-        return Admission(max(0, min(wanted, self.room - len(self.host))))
-
-    # --- what happens on its host ---
-
-    def started(self, sandbox_id: str) -> None:
-        if sandbox_id in self.host and self.up:
-            self.host[sandbox_id].ready = True
-            self.was_ready.add(sandbox_id)
-            self.step(self.ledger.ready(sandbox_id))
-
-    def start_failed(self, sandbox_id: str, *, retryable: bool) -> None:
-        if self.up and sandbox_id in self.host:
-            self.host.pop(sandbox_id)
-            error = ErrorReply.of(Unavailable("its start failed"))
-            self.step(self.ledger.failed(sandbox_id, error, retryable=retryable))
-
-    def died(self, sandbox_id: str) -> None:
-        if self.up and sandbox_id in self.host:
-            self.host.pop(sandbox_id)
-            self.step(self.ledger.gone(sandbox_id))
-
-    def beat(self, *, heard: bool) -> None:
-        """One heartbeat; a watcher hears it and says so, or not."""
-        self.seq += 1
-        self.ledger.lease.sent(self.seq)
-        if not (self.connected and heard):
-            return
-        self.world.view[self.name] = Heartbeat(
-            node=self.name, incarnation="aaaaaa", session=self.ledger.session, seq=self.seq,
-            backends=("container",), policy_ready=True, max_sandboxes=100,
-            running=len(self.host), load=Load(sandboxes=len(self.host) / 100),
-        )  # fmt: skip
-        self.ledger.lease.acked(self.ledger.session, self.seq)
 
 
 @dataclass
@@ -330,14 +66,13 @@ class World:
         self.queue: list[Queued] = []
         self.message_ids: set[str] = set()
         self.letters: list[Letter] = []
-        self.tasks: list[Task] = []
         self.view: dict[str, Heartbeat] = {}
         self.callers: dict[str, Caller] = {}
         self.told: set[str] = set()  # sandboxes that were ever announced
         self.announcements: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.killed: set[str] = set()  # by their edge, on the protocol's behalf
         self.named: set[str] = set()  # sandboxes that a claim has named at any time
-        self.schedulers = [Scheduler(f"sched{i}", self) for i in range(schedulers)]
+        self.schedulers = Schedulers(self, schedulers)
         self.edges = {f"n{i}": Edge(f"n{i}", self) for i in range(edges)}
         self.advance(3.0)
 
@@ -391,7 +126,7 @@ class World:
                 for edge in self.edges.values():
                     if edge.up:
                         edge.beat(heard=heard)
-                for scheduler in self.schedulers:
+                for scheduler in self.schedulers.all:
                     scheduler.look()
             for edge in self.edges.values():
                 if edge.up:
@@ -399,149 +134,6 @@ class World:
                     edge.step(edge.ledger.tick())
                     edge.sync()
             self.check()
-
-    # --- schedulers ---
-
-    def deliver_request(self, pick: int, which: int) -> None:
-        ready = [q for q in self.queue if not q.gone and q.visible_at <= self.now]
-        if not ready:
-            return
-        queued = ready[pick % len(ready)]
-        if self.now >= queued.published_at + queued.request.budget_ms / 1e3:
-            queued.gone = True  # the queue forgets it (Nats-TTL), and tells nobody
-            return
-        scheduler = self.schedulers[which % len(self.schedulers)]
-        queued.deliveries += 1
-        queued.visible_at = self.now + ACK_WAIT_S
-        deadline = queued.published_at + queued.request.budget_ms / 1e3
-        job = Job(
-            queued.project, queued.request, digest_of(queued.request), queued.deliveries, deadline
-        )
-
-        def finish(outcome: Any) -> None:
-            if isinstance(outcome, e.Done):
-                queued.gone = True
-            else:
-                delay = outcome.delay_s if isinstance(outcome, e.Park) else 1.0
-                queued.visible_at = min(queued.visible_at, self.now + delay)
-
-        self.run(scheduler, place(job, scheduler.cluster), finish)
-
-    def run(self, scheduler: Scheduler, steps: Any, finish: Callable[[Any], None]) -> None:
-        task = Task(scheduler, steps, finish)
-        self.tasks.append(task)
-        self.resume(task, None)
-
-    def resume(self, task: Task, result: Any) -> None:
-        task.deadline, task.answers, task.expected = None, {}, frozenset()
-        try:
-            if isinstance(result, Exception):
-                task.waiting = task.steps.throw(result)
-            else:
-                task.waiting = task.steps.send(result)
-        except StopIteration as stop:
-            self.end(task)
-            task.finish(stop.value)
-        except Unavailable as err:
-            self.end(task)
-            task.finish(err)
-
-    def end(self, task: Task) -> None:
-        task.over = True
-        self.tasks.remove(task)
-
-    def step_task(self, task: Task, fate: str = "ok") -> None:
-        """Carry out the effect a task waits for. `fate`: ok, lost (not carried out, the scheduler
-        learns nothing), unknown (carried out, the scheduler learns nothing)."""
-        effect = task.waiting
-        assert effect is not None
-        if task.deadline is not None:
-            if self.now >= task.deadline or task.expected <= set(task.answers):
-                self.resume(task, self._collected(task, effect))
-            return
-        if fate == "lost" and isinstance(effect, e.ReadClaim | e.WriteClaim | e.Republish):
-            self.resume(task, Unavailable("the bus is away"))
-            return
-        result = self._do(task, effect)
-        if task.deadline is not None:
-            return
-        if fate == "unknown" and isinstance(effect, e.WriteClaim | e.Republish):
-            result = Unavailable("the bus went away")
-        self.resume(task, result)
-
-    def _do(self, task: Task, effect: e.Effect[Any]) -> Any:
-        match effect:
-            case e.ReadClaim(key):
-                found = self.bucket.get(key)
-                return e.Stored(*found) if found else None
-            case e.WriteClaim(key, claim, revision):
-                return self._write(key, claim, revision)
-            case e.ResolveLayers(_, spec, _):
-                return ResolvedLayers(base=BASE)
-            case e.ChoosePools():
-                return frozenset({"local"})
-            case e.Tell(node, verdict):
-                self.letters.append(Letter(node, task.owner.name, ("verdict", verdict), _nobody))
-            case e.Answer(request, message):
-                self.letters.append(Letter(request.reply_to, task.owner.name, message))
-            case e.Republish(project, request, message_id):
-                if message_id not in self.message_ids:
-                    self.message_ids.add(message_id)
-                    self.queue.append(Queued(project, request, self.now))
-            case e.MakeOffers(offers, timeout_s):
-                self._scatter(task, dict(offers), timeout_s)
-            case e.AskWhoHas(ask, expect, timeout_s):
-                self._scatter(task, dict.fromkeys(self.edges, ask), timeout_s, expect)
-            case e.AnnounceAgain(verdicts, timeout_s):
-                self._scatter(task, {n: ("announce", v) for n, v in verdicts.items()}, timeout_s)
-            case e.Withdraw(verdicts, timeout_s):
-                self._scatter(task, {n: ("withdraw", v) for n, v in verdicts.items()}, timeout_s)
-        return None
-
-    def _write(self, key: str, claim: Claim, revision: int) -> int | None:
-        if (self.bucket[key][1] if key in self.bucket else 0) != revision:
-            return None
-        self.revision += 1
-        self.bucket[key] = (claim, self.revision)
-        self.named |= {item.sandbox_id for item in claim.items}
-        return self.revision
-
-    def _scatter(
-        self, task: Task, bodies: dict[str, Any], timeout_s: float, expect: Any = None
-    ) -> None:
-        task.deadline = self.now + timeout_s
-        task.expected = frozenset(bodies) if expect is None else frozenset(expect)
-        current = task.waiting
-
-        def reply_from(node: str) -> Callable[[Any], None]:
-            def reply(answer: Any) -> None:
-                def arrive(got: Any) -> None:
-                    if not task.over and task.waiting is current:
-                        task.answers[node] = got
-
-                self.letters.append(Letter(task.owner.name, node, answer, arrive))
-
-            return reply
-
-        for node, body in bodies.items():
-            self.letters.append(Letter(node, task.owner.name, body, reply_from(node)))
-
-    def _collected(self, task: Task, effect: e.Effect[Any]) -> Any:
-        match effect:
-            case e.MakeOffers(offers, _):
-                assert all(isinstance(a, OfferReply) for a in task.answers.values())
-                return {node: task.answers.get(node) for node in offers}
-            case e.AskWhoHas():
-                return tuple(a for a in task.answers.values() if isinstance(a, Holding))
-            case _:
-                return frozenset(task.answers)
-
-    def crash_scheduler(self, which: int) -> None:
-        index = which % len(self.schedulers)
-        dead = self.schedulers[index]
-        for task in [t for t in self.tasks if t.owner is dead]:
-            self.end(task)
-        self.schedulers[index] = Scheduler(dead.name, self)
 
     # --- messages ---
 
@@ -559,7 +151,7 @@ class World:
             else:
                 edge.receive(letter.body, letter.reply or _nobody)
         elif letter.to == "schedulers":
-            self._ask_scheduler(letter, self.schedulers[which % len(self.schedulers)])
+            self._ask_scheduler(letter, self.schedulers.all[which % len(self.schedulers.all)])
         elif letter.to in self.callers:
             self._to_caller(letter)
         elif letter.reply is not None:
@@ -574,11 +166,11 @@ class World:
 
         match letter.body:
             case Inquiry(held=held):
-                self.run(scheduler, _rule_all(held), finish)
+                self.schedulers.run(scheduler, _rule_all(held), finish)
             case RetryRequest() as retry:
-                self.run(scheduler, free(retry), lambda a: finish(a or ()))
+                self.schedulers.run(scheduler, free(retry), lambda a: finish(a or ()))
             case CancelRequest() as request:
-                self.run(scheduler, cancel(PROJECT, request), finish)
+                self.schedulers.run(scheduler, cancel(PROJECT, request), finish)
 
     def _to_caller(self, letter: Letter) -> None:
         caller = self.callers[letter.to]
@@ -644,12 +236,12 @@ class World:
                     edge.started(sandbox.sandbox_id)
         waiting = [q for q in self.queue if not q.gone and q.visible_at <= self.now]
         for number in range(len(waiting)):
-            self.deliver_request(0, number)
+            self.schedulers.deliver_request(0, number)
         moved = False
-        for task in list(self.tasks):
+        for task in list(self.schedulers.tasks):
             if not task.over:
                 was = task.deadline
-                self.step_task(task)
+                self.schedulers.step(task)
                 moved = moved or task.over or was is None or task.deadline is None
         return bool(letters or waiting or moved)
 

@@ -59,25 +59,27 @@ class PlacementMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.queue)
     @rule(number=pick, scheduler=which)
     def deliver_request(self, number: int, scheduler: int) -> None:
-        self.world.deliver_request(number, scheduler)
+        self.world.schedulers.deliver_request(number, scheduler)
 
-    @precondition(lambda self: self.world.tasks)
+    @precondition(lambda self: self.world.schedulers.tasks)
     @rule(number=pick, fate=st.sampled_from(["ok", "ok", "ok", "lost", "unknown"]))
     def step(self, number: int, fate: str) -> None:
-        self.world.step_task(self.world.tasks[number % len(self.world.tasks)], fate)
+        self.world.schedulers.step(
+            self.world.schedulers.tasks[number % len(self.world.schedulers.tasks)], fate
+        )
 
-    @precondition(lambda self: self.world.tasks)
+    @precondition(lambda self: self.world.schedulers.tasks)
     @rule(number=pick, count=st.integers(2, 6))
     def run_on(self, number: int, count: int) -> None:
         """One task goes some steps without being disturbed."""
-        task = self.world.tasks[number % len(self.world.tasks)]
+        task = self.world.schedulers.tasks[number % len(self.world.schedulers.tasks)]
         for _ in range(count):
             if not task.over:
-                self.world.step_task(task)
+                self.world.schedulers.step(task)
 
     @rule(scheduler=which)
     def crash_scheduler(self, scheduler: int) -> None:
-        self.world.crash_scheduler(scheduler)
+        self.world.schedulers.crash(scheduler)
 
     # --- messages ---
 
@@ -170,7 +172,7 @@ class PlacementMachine(RuleBasedStateMachine):
     def everybody_has_an_answer(self) -> None:
         for caller in self.world.callers.values():
             assert caller.answered or caller.cancel_heard, caller
-        assert not self.world.tasks, self.world.tasks
+        assert not self.world.schedulers.tasks
         assert all(queued.gone for queued in self.world.queue)
 
     def nothing_is_left_over(self) -> None:
