@@ -6,6 +6,7 @@ one message goes with the commands; more goes over the bulk connection.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -107,7 +108,11 @@ class Files:
         """
         raw = data.encode() if isinstance(data, str) else data
         with self._connection.operation("files.write", node=self._node) as op:
-            await self.write_chunks(op, path, _pieces(raw), mode, user)
+            try:
+                await self.write_chunks(op, path, _pieces(raw), mode, user)
+            except FileNotFound:
+                await self.make_parent(op, path, user)
+                await self.write_chunks(op, path, _pieces(raw), mode, user)
 
     async def list(self, path: str, *, user: str | None = None) -> BoundedList[FileStat]:
         """A directory's entries by name, links as links."""
@@ -247,6 +252,15 @@ class Files:
             sandbox_id=self._sandbox_id, path=_checked(path), mode=mode, parents=parents, user=user
         )
         await self.call(op, FILE_MAKE_DIR, message)
+
+    async def make_parent(self, op: Operation, path: str, user: str | None) -> None:
+        """Make the directories above `path` that are missing; those that are there stay as is."""
+        parent = posixpath.dirname(path.rstrip("/"))
+        if parent:
+            try:
+                await self.look(op, parent, user)
+            except FileNotFound:
+                await self.make(op, parent, 0o755, user)
 
     async def link(self, op: Operation, path: str, target: str, user: str | None) -> None:
         message = FileSymlink(

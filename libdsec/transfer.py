@@ -125,6 +125,8 @@ async def upload(
 ) -> Transferred:
     plan = await asyncio.to_thread(plan_upload, local, remote)
     tally = _Tally(on_progress)
+    if not plan.directories:  # a single file
+        await files.make_parent(op, plan.files[0].remote, user)
     for directory in plan.directories:
         # Its owner must be able to write into it until it is filled.
         await files.make(op, directory.remote, directory.mode | _OWNER, user)

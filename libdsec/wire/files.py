@@ -57,6 +57,8 @@ class FileMakeDir(FilePath):
 
 
 class FileSymlink(FilePath):
+    """Replaces a file or a link at `path`, never a directory."""
+
     target: str
 
 

@@ -122,12 +122,13 @@ class Files:
         return Empty()
 
     async def symlink(self, request: FileSymlink, call: Call) -> Empty:
-        """With the sandbox's own `ln`: the agent has no operation for it."""
+        """With the sandbox's own `ln`: the agent has no operation for it. A file or link that is
+        there is replaced, a directory never."""
         async with self._inside(request.sandbox_id, request.path, call) as (sandbox, channel):
             result = await channel.exec(
                 ExecSpec(
                     exec_id=f"symlink-{random_token()}",
-                    argv=("ln", "-s", "--", request.target, request.path),
+                    argv=("ln", "-sfT", "--", request.target, request.path),
                     env=environment(sandbox.origin, sandbox.status, {}),
                     user=who(sandbox.origin, request.user),
                     timeout_s=10.0,

@@ -176,6 +176,7 @@ async def test_single_files_go_where_they_are_told(
     sandbox: Sandbox, there: Path, local: Path, tmp_path: Path
 ) -> None:
     await sandbox.files.upload(local / "src/run.sh", "bin/")
+    await sandbox.files.upload(local / "large", "deep/er/large")
     await sandbox.files.upload(local / "src/run.sh", "bin/renamed")
     for name in ("run.sh", "renamed"):
         assert stat.S_IMODE((there / "bin" / name).stat().st_mode) == 0o755

@@ -27,7 +27,17 @@ from tests.world.memory import MemoryServer, memory_bus
 from tests.world.world import World
 
 # What a transfer is made of and what rebinds a handle: for the package's own use.
-INTERNAL = {"bound_to", "call", "chunks", "entries", "link", "look", "make", "write_chunks"}
+INTERNAL = {
+    "bound_to",
+    "call",
+    "chunks",
+    "entries",
+    "link",
+    "look",
+    "make",
+    "make_parent",
+    "write_chunks",
+}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,6 @@ class Tree:
             try:
                 if path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
-                path.parent.mkdir(parents=True, exist_ok=True)
                 new = path.with_name(f".{path.name}.new")
                 new.write_bytes(partial)
                 kept = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
