@@ -20,10 +20,16 @@ class Command:
 
     exec_id: str
     argv: tuple[str, ...] = ()
+    who_where: str = ""  # "as 'root' in '/'"
     exit_code: int | None = None
     stdin_taken: int | None = None  # bytes, None: not known since the edge restarted
     stdin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     window: Window | None = None
+
+    @property
+    def title(self) -> str:
+        """For errors."""
+        return f"command {self.exec_id} {self.who_where}".rstrip()
 
 
 class CommandLog:

@@ -56,6 +56,7 @@ class Execs:
         sandbox = self._table.find(call.project, request.sandbox_id)
         spec = exec_spec(sandbox.origin, sandbox.status, request)
         command = sandbox.commands.note(request.exec_id, tuple(map(str, spec.argv)))
+        command.who_where = f"as {spec.user or 'root'!r} in {str(spec.cwd)!r}"
         async with self._pauses.active(sandbox):
             process = await self._open(sandbox, command, lambda channel: channel.start(spec))
             if request.stream or request.detach or request.stdin_open:
@@ -149,7 +150,9 @@ class Execs:
         record_span("agent run", result.started_ns, result.ended_ns)
         oom_killed = result.signal == 9 and await self._oom_killed(sandbox)
         self._node.fault(Point.BEFORE_REPLY)
-        return exec_done(result, relay, recorded=recorded, oom_killed=oom_killed)
+        return exec_done(
+            result, relay, what=command.title, recorded=recorded, oom_killed=oom_killed
+        )
 
     async def _to_the_end(
         self, sandbox: Sandbox, command: Command, process: AgentProcess, relay: Relay

@@ -11,7 +11,9 @@ from .agent_errors import not_started
 from .relay import Relay
 
 
-def exec_done(result: AgentResult, relay: Relay, *, recorded: bool, oom_killed: bool) -> ExecDone:
+def exec_done(
+    result: AgentResult, relay: Relay, *, what: str, recorded: bool, oom_killed: bool
+) -> ExecDone:
     """Raises a DSecError for a command that could not be set up. One whose program is missing
     (127) or cannot be executed (126) is a result, with the reason on its standard error."""
     stdout = stderr = b""
@@ -20,7 +22,7 @@ def exec_done(result: AgentResult, relay: Relay, *, recorded: bool, oom_killed: 
     stderr_total = result.stderr_total
     if result.reason is ExitReason.NOT_STARTED:
         if result.stage is not Stage.EXEC:
-            raise not_started(result.stage, result.errno, f"command {result.exec_id}")
+            raise not_started(result.stage, result.errno, what)
         stderr = f"exec: {os.strerror(result.errno)}\n".encode()
         stderr_total = len(stderr)
     return ExecDone(

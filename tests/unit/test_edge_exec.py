@@ -210,7 +210,7 @@ def result(**fields: Any) -> AgentResult:
 
 
 def done(of: AgentResult) -> Any:
-    return exec_done(of, relay(Caller()), recorded=False, oom_killed=False)
+    return exec_done(of, relay(Caller()), what="command e", recorded=False, oom_killed=False)
 
 
 def test_a_missing_program_is_a_result_with_its_reason_on_stderr() -> None:
