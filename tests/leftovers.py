@@ -1,58 +1,60 @@
-"""What DSec can leave on a host, as a set to compare before and after."""
+"""What a stack can leave on a host: everything there that carries its home or its nodes' names.
+
+Looked for by the names on the host and not by asking any part of DSec, which might have forgotten.
+Other stacks' things do not count, so this holds on a host that runs several.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.kernel.host_state import host_state
+from tests.stack import Stack
 
-def on_this_host() -> set[str]:
-    """Cgroups, mounts, interfaces, loop devices, pins and processes that carry our names."""
-    return {
-        *cgroups(),
-        *(f"mount {line}" for line in mounts()),
-        *(f"interface {name}" for name in interfaces()),
-        *(f"loop {name}" for name in loops()),
-        *(f"pin {path}" for path in Path("/sys/fs/bpf").glob("dsec*")),
-        *(f"process {line}" for line in processes()),
-    }
+# What the kernel takes down by itself when its last user is gone, it takes down a little later.
+_GRACE_S = 5.0
 
 
-def cgroups() -> set[str]:
-    root = Path("/sys/fs/cgroup")
-    return {f"cgroup {p}" for pattern in ("dsec-*", "*/dsec-*") for p in root.glob(pattern)}
+def left_on_host(stack: Stack) -> list[str]:
+    """What is left of a stack that was taken down; empty is the promise."""
+    marks = (str(stack.home), *(f"dsec-{name}" for name in stack.node_names))
+    end = time.monotonic() + _GRACE_S
+    while True:
+        found = [
+            item
+            for item in (*host_state(), *_pins(), *_swaps(), *_processes(marks))
+            if any(mark in item for mark in marks)
+        ]
+        if not found or time.monotonic() > end:
+            return sorted(found)
+        time.sleep(0.05)
 
 
-def mounts() -> set[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {line.split()[4] for line in lines if "dsec" in line}
+def _pins() -> Iterator[str]:
+    yield from (f"pin {path}" for path in Path("/sys/fs/bpf").glob("dsec*"))
 
 
-def interfaces() -> set[str]:
-    names = [p.name for p in Path("/sys/class/net").iterdir()]
-    return {n for n in names if n.startswith(("dsg", "dsec")) or (n[:2] == "ds" and len(n) == 12)}
+def _swaps() -> Iterator[str]:
+    for line in Path("/proc/swaps").read_text().splitlines()[1:]:
+        yield f"swap {line.split()[0]}"
 
 
-def loops() -> set[str]:
-    found = set()
-    for device in Path("/sys/block").glob("loop*"):
-        backing = device / "loop" / "backing_file"
-        if backing.exists():
-            found.add(f"{device.name} {backing.read_text().strip()}")
-    return found
-
-
-def processes() -> set[str]:
-    """Processes of a stack: our services, their servers, and agents."""
-    found = set()
+def _processes(marks: Iterable[str]) -> Iterator[str]:
+    """Processes that have one of the marks in their command line, environment or cgroup."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            argv = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
+            argv, environment, cgroup = (
+                (entry / name).read_bytes().decode(errors="replace").replace("\0", " ")
+                for name in ("cmdline", "environ", "cgroup")
+            )
+        except OSError:  # it ended while we looked
             continue
-        text = b" ".join(argv).decode(errors="replace")
-        if "-m services." in text or ("--listen-fd" in text) or "/dsec-" in text.partition(" ")[2]:
-            found.add(f"{entry.name} {text.strip()[:120]}")
-    return found
+        told = f"{argv} {environment} {cgroup}"
+        found = next((mark for mark in marks if mark in told), None)
+        if found:
+            yield f"process {entry.name} {argv[:100]} of {found}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+
+from services.stack.description import StackDescription, load
+from services.stack.layout import StackPaths
 
 DSEC = str(Path(sys.executable).parent / "dsec")
 IMAGE = "public/busybox"
@@ -25,18 +30,40 @@ class Stack:
     nodes: int = 2
 
     @property
+    def paths(self) -> StackPaths:
+        return StackPaths(self.home)
+
+    @property
     def context(self) -> Path:
         return self.home / "context.toml"
 
     @property
-    def node_names(self) -> tuple[str, ...]:
-        return tuple(f"n{i + 1}" for i in range(self.nodes))
+    def operator_context(self) -> Path:
+        return self.home / "operator.toml"
 
-    def dsec(self, *argv: str, context: Path | None = None) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "DSEC_CONTEXT": str(context or self.context)}
+    @cached_property
+    def description(self) -> StackDescription:
+        found = load(self.paths)
+        assert found is not None, f"{self.home} was never up"
+        return found
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.description.nodes)
+
+    def dsec(
+        self, *argv: str, context: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        full = {**os.environ, "DSEC_CONTEXT": str(context or self.context), **(env or {})}
         return subprocess.run(
-            [DSEC, *argv], env=env, capture_output=True, text=True, timeout=180, check=False
+            [DSEC, *argv], env=full, capture_output=True, text=True, timeout=180, check=False
         )
+
+    def dsec_json(self, *argv: str, context: Path | None = None) -> object:
+        """What a command that must work says as JSON."""
+        done = self.dsec(*argv, "--json", context=context)
+        assert done.returncode == 0, f"dsec {' '.join(argv)}: {done.stderr}"
+        return json.loads(done.stdout)
 
     def up(self) -> None:
         self._must("up", "--home", str(self.home), "--nodes", str(self.nodes))
@@ -61,9 +88,9 @@ class Stack:
 
 
 @contextmanager
-def running_stack(nodes: int = 2) -> Iterator[Stack]:
+def running_stack(nodes: int = 2, prefix: str = "dsec-e2e-") -> Iterator[Stack]:
     """A stack in a directory of its own; down and removed at the end, whatever happened."""
-    stack = Stack(Path(tempfile.mkdtemp(prefix="dsec-test-", dir="/var/lib")), nodes)
+    stack = Stack(Path(tempfile.mkdtemp(prefix=prefix, dir="/var/lib")), nodes)
     try:
         stack.up()
         yield stack
