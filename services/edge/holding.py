@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 from typing import Final
@@ -46,14 +47,37 @@ class Resource(StrEnum):
 
 
 class Workbench:
-    """Descriptors that only a start needs; closed at its end, however it ends."""
+    """Descriptors that only a start needs; closed at its end, however it ends.
+
+    A step that outlives its time goes on in its thread. Nothing is closed under it, or a number
+    that somebody else has got meanwhile might be: it closes everything itself when it ends.
+    """
 
     def __init__(self) -> None:
         self.writable: WritableLayer | None = None
         self.listen_fd = -1
         self.root_fd = -1
+        self._at_work = threading.Lock()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        with self._at_work:
+            try:
+                yield
+            finally:
+                if self._closed:
+                    self._close()
 
     def close(self) -> None:
+        self._closed = True
+        if self._at_work.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._at_work.release()
+
+    def _close(self) -> None:
         if self.writable is not None:
             self.writable.close()
             self.writable = None
