@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from libhost import syscall
@@ -36,7 +37,7 @@ class Directory(Protocol):
     def fd(self) -> int: ...
 
     @property
-    def path(self) -> os.PathLike[str] | None: ...
+    def path(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,27 @@ class SetFd:
         syscall.fsconfig_set_fd(fs_fd, self.key, self.fd)
 
 
-OverlayOp = SetFlag | SetString | SetFd
+@dataclass(frozen=True)
+class SetPath:
+    """A path, shown to the kernel as a descriptor of it: the sandbox can read its mount options,
+    and the host's directories are none of its business."""
+
+    key: str
+    path: Path
+
+    def describe(self) -> str:
+        return f"{self.key}={self.path}"
+
+    def execute(self, fs_fd: int) -> None:
+        fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Resolved at once, so the descriptor need not outlive the call.
+            syscall.fsconfig_set_string(fs_fd, self.key, f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+
+OverlayOp = SetFlag | SetString | SetFd | SetPath
 
 # redirect_dir: without it rename(2) of a directory from a layer is EXDEV, and `git mv` fails.
 # index, metacopy: an upper must mean the same on top of the same layers in another place.
@@ -108,7 +129,7 @@ def _name(mode: OverlayMode, key: str, directory: Directory) -> OverlayOp:
         return SetString(key, f"/proc/self/fd/{directory.fd}")
     if directory.path is None:
         raise ValueError(f"{key}: this kernel takes paths only, and fd {directory.fd} has none")
-    return SetString(key, os.fspath(directory.path))
+    return SetPath(key, directory.path)
 
 
 def apply(plan: Sequence[OverlayOp]) -> int:

@@ -33,13 +33,15 @@
 static long open_file(const char *path, int flags)
 {
     int fd = open(path, flags | O_CLOEXEC);
+    struct stat file;
     char byte;
-    if (fd < 0 || (flags & O_ACCMODE) != O_RDONLY)
-        return fd;
-    long got = read(fd, &byte, 1);
-    if (got == 0)
-        errno = ENODATA; /* something empty is in its place */
-    return got > 0 ? 0 : -1;
+    if (fd < 0 || fstat(fd, &file) < 0)
+        return -1;
+    if (S_ISCHR(file.st_mode) && file.st_rdev == makedev(1, 3)) {
+        errno = ENODATA; /* /dev/null is in its place */
+        return -1;
+    }
+    return (flags & O_ACCMODE) == O_RDONLY && read(fd, &byte, 1) < 0 ? -1 : 0;
 }
 
 static long control(unsigned long request)

@@ -13,8 +13,10 @@ from libhost.oci import CAPABILITIES
 
 from .libhost_node import Box, libhost_node
 
+ABSENT_OR_MASKED = "ENOENT", "ENODATA"  # which of them is the kernel's configuration
+
 # Attempt -> what answers. "ok" rows are what must go on working.
-TABLE = {
+TABLE: dict[str, str | tuple[str, ...]] = {
     # mounts and namespaces
     "mount": "EPERM",
     "umount-mask": "EPERM",
@@ -65,17 +67,17 @@ TABLE = {
     # the agent
     "ptrace-init": "EPERM",
     "ptrace-child": "ok",
-    "memory-of-init": "EPERM",
+    "memory-of-init": ("EPERM", "ENOSYS"),
     "descriptor-of-init": "EPERM",
     "cgroup-of-init": "EACCES",
     "escape-by-init-cwd": "EACCES",
     "overwrite-agent": "EACCES",
     # what obeys uid 0 without a capability
-    "kcore": "ENOENT",
-    "kpagecgroup": "ENODATA",
-    "kpageflags": "ENODATA",
-    "keys": "ENODATA",
-    "sysrq": "ENOENT",
+    "kcore": ABSENT_OR_MASKED,
+    "kpagecgroup": ABSENT_OR_MASKED,
+    "kpageflags": ABSENT_OR_MASKED,
+    "keys": ABSENT_OR_MASKED,
+    "sysrq": ABSENT_OR_MASKED,
     "core-pattern": "EROFS",
     "uevent-helper": "ENOENT",
     "sysfs-write": "EROFS",
@@ -102,7 +104,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 @pytest.mark.parametrize("attempt", TABLE)
 def test_root_inside(box: Box, attempt: str) -> None:
-    assert box.reach(attempt) == TABLE[attempt]
+    expected = TABLE[attempt]
+    assert box.reach(attempt) in ((expected,) if isinstance(expected, str) else expected)
 
 
 def test_killing_init_from_inside_does_nothing(box: Box) -> None:
@@ -123,9 +126,11 @@ def test_filter_is_in_force_for_commands(box: Box) -> None:
     assert "Seccomp:\t2" in box.sh("cat /proc/self/status")
 
 
-def test_other_abi_has_no_calls(box: Box, tmp_path: Path) -> None:
-    """The filter of another ABI's numbers would be another table; there is none, so no calls."""
-    assert box.reach("i386") in ("ENOSYS", "ENOTSUP")
+def test_other_abi_has_no_calls(box: Box) -> None:
+    """Numbers mean other calls there and there is no table for them, so it gets none. A kernel
+    without the ABI answers with a signal, another machine has no such instruction."""
+    said = box.sh("reach i386 || echo $?").split()[-1]
+    assert said in ("ENOSYS", "139", "ENOTSUP")
 
 
 def _capability_names() -> list[str]:

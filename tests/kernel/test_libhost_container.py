@@ -16,6 +16,7 @@ from libhost.cgroup import CgroupLimits, SchedClass
 from libhost.command import CommandFailedError
 from libhost.crun import ContainerSpec
 from libhost.disk import DiskLimits, DiskMode
+from libhost.probe import probe_host
 from libhost.sweep import find_remains
 
 from .libhost_node import BUILD, LibhostNode, libhost_node, materials
@@ -116,7 +117,7 @@ def test_best_effort_runs_in_its_own_idle_tree(node: LibhostNode) -> None:
     box = node.start(sched=SchedClass.BE)
     tree = node.host.cgroups.layout.cpu / f"dsec-{node.name}" / "be"
     assert (tree / "cpu.idle").read_text() == "1\n"
-    assert (tree / box.paths.sandbox_id / "cgroup.procs").read_text().split()
+    assert f"/be/{box.paths.sandbox_id}" in Path(f"/proc/{box.container.pid}/cgroup").read_text()
 
 
 def test_freeze_stops_and_thaw_continues(node: LibhostNode) -> None:
@@ -142,7 +143,12 @@ def test_exit_status_of_a_stranger_is_known(node: LibhostNode) -> None:
     box = node.start()
     pidfd.kill(box.container.pidfd)
     pidfd.wait(box.container.pidfd, timeout_s=5)
-    assert pidfd.exit_status(box.container.pidfd) == pidfd.ExitStatus(None, 9)
+    told = pidfd.exit_status(box.container.pidfd)
+    forgotten = pidfd.ExitStatus(None, None)
+    if probe_host(node.paths.state_dir).pidfd_exit.ok:
+        assert told == pidfd.ExitStatus(None, 9)
+    else:
+        assert told in (pidfd.ExitStatus(None, 9), forgotten)
 
 
 def test_box_descriptor_ends_at_the_box(node: LibhostNode) -> None:

@@ -71,7 +71,8 @@ def test_sandbox_reaches_the_node_by_its_gateway_and_with_its_own_address(
 
 def test_sandbox_without_a_link_has_only_loopback(node: LibhostNode) -> None:
     box = node.start()
-    assert box.sh("ls /sys/class/net") == "lo\n"
+    up = box.sh("ip -o link show up | awk '{print $2}'")
+    assert up == "lo:\n"  # some kernels put tunnel devices into every namespace, all down
     assert "inet 127.0.0.1" in box.sh("ip addr show up")
 
 
