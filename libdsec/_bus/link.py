@@ -37,6 +37,7 @@ _SUBSCRIBE_S = 5.0
 
 # The server lower-cases nothing, the client library everything: compare subjects lower-cased.
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
+_USERINFO = re.compile(r"//[^/@]*@")  # an address may carry a password, a message must not
 _DOWN_HINT = "is the server at {servers} running and reachable?"
 
 
@@ -111,7 +112,7 @@ class Link:
         self.observer = observer
         self.on_lost: list[Callable[[str], None]] = []
         self.on_denied: list[Callable[[Denial], None]] = []
-        self._servers: tuple[str, ...] = ()
+        self._servers = ""  # for messages
         self._up = asyncio.Event()
         self._closed = asyncio.Event()
         self._denials: deque[Denial] = deque(maxlen=64)
@@ -138,7 +139,7 @@ class Link:
             Unavailable: no server answered within `timeout_s`.
             PermissionDenied: a server refused the credentials.
         """
-        self._servers = tuple(servers)
+        self._servers = ", ".join(_USERINFO.sub("//", server) for server in servers)
         connecting = asyncio.ensure_future(
             self.nats.connect(
                 servers=list(servers),
@@ -170,16 +171,15 @@ class Link:
         await self.close()
 
     def _why_not(self, timeout_s: float) -> DSecError:
-        servers = ", ".join(self._servers)
         if self._refused.done():
             return PermissionDenied(
-                f"NATS at {servers} refused the credentials: {self._refused.result()}",
+                f"NATS at {self._servers} refused the credentials: {self._refused.result()}",
                 hint="check user and password, or the credentials file",
             )
         cause = self.nats.last_error
         return Unavailable(
             f"no NATS server answered within {timeout_s:g} s" + (f": {cause}" if cause else ""),
-            hint=_DOWN_HINT.format(servers=servers),
+            hint=_DOWN_HINT.format(servers=self._servers),
         )
 
     async def usable(self, budget: Budget) -> None:
@@ -200,7 +200,7 @@ class Link:
         state = "is closed" if self._closed.is_set() else "is lost and has not come back in time"
         raise Unavailable(
             f"the connection to NATS {state}",
-            hint=_DOWN_HINT.format(servers=", ".join(self._servers)),
+            hint=_DOWN_HINT.format(servers=self._servers),
         )
 
     async def publish(

@@ -6,7 +6,9 @@ environment; values are passed on as plain arguments.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,6 +17,8 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libdsec.wire.ids import NODE
+
+_USERINFO = re.compile(r"//[^/@\s\"]*@")
 
 
 def _default_instance() -> str:
@@ -78,8 +82,9 @@ class ServiceSettings(BaseSettings):
         return self.nats_password.get_secret_value() or None
 
     def redacted(self) -> dict[str, Any]:
-        """All values for people to read; secrets are stars."""
-        return self.model_dump(mode="json")
+        """All values for people to read; secrets are stars, those inside of addresses too."""
+        shown: dict[str, Any] = json.loads(_USERINFO.sub("//***@", self.model_dump_json()))
+        return shown
 
 
 def has_otlp_endpoint() -> bool:

@@ -239,12 +239,16 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_its_configuration_can_be_shown_without_its_secrets() -> None:
-    shown = start("--print-config", DSEC_NATS_PASSWORD="hunter2", DSEC_GREETING="hi")
+    shown = start(
+        "--print-config", DSEC_NATS_PASSWORD="hunter2", DSEC_REDIS_URL="redis://:hunter2@r:1/0",
+        DSEC_NATS_SERVERS='["nats://me:hunter2@n:1"]', DSEC_GREETING="hi",
+    )  # fmt: skip
     assert shown.returncode == 0
     assert "hunter2" not in shown.stdout
     values = json.loads(shown.stdout)
     assert values["greeting"] == "hi"
     assert values["http_port"] == 9464
+    assert values["nats_servers"] == ["nats://***@n:1"]
     assert "DSEC_GREETING" in start("--help").stdout
 
 
