@@ -92,7 +92,7 @@ def _commands(
                 say({"processes": supervisor.status()})
             case "reload":
                 configure(paths, description)
-                await supervisor.reload_bus()
+                supervisor.reload_users()
             case "down":
                 say({"say": "stopping the services"})
                 killed = await supervisor.down()

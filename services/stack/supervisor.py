@@ -141,12 +141,15 @@ class Supervisor:
             raise KeyError(f"no process {name!r}; there are {', '.join(found)}")
         return found[name]
 
-    async def reload_bus(self) -> None:
-        """Make the NATS servers read their configuration again (users may have been added)."""
-        for stage in self._stages:
-            for process in stage.processes:
-                if process.spec.name.startswith("nats-") and process.pid:
-                    os.kill(process.pid, signal.SIGHUP)
+    def reload_users(self) -> None:
+        """Make the hub read its configuration again: users may have been added.
+
+        Not the leaves: they know no users, and a leaf that reloads its accounts forgets by which
+        domain it reaches JetStream.
+        """
+        hub = self._find("nats-hub")
+        if hub.pid:
+            os.kill(hub.pid, signal.SIGHUP)
 
     async def _keep(self, process: Process) -> None:
         """Restart `process` whenever it ends, with a growing pause while it keeps dying young."""

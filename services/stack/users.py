@@ -7,7 +7,7 @@
 
 `dsec up` makes the file on first use with one caller (project `default`) and one operator, and
 the passwords of the services beside it. Adding a user is adding a table and running `dsec up`
-again: the servers reload their configuration without dropping connections.
+again: the hub reloads its configuration without dropping connections.
 """
 
 from __future__ import annotations
