@@ -48,7 +48,8 @@ class MemorySubscription:
             await self.callback(await self.waiting.get())
 
     async def drain(self) -> None:
-        self.link.server.subscriptions.remove(self)
+        if self in self.link.server.subscriptions:  # else it was left before
+            self.link.server.subscriptions.remove(self)
         while not self.waiting.empty():
             await self.callback(self.waiting.get_nowait())
         if self.task is not None:
