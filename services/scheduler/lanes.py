@@ -45,7 +45,7 @@ class Lanes:
         self._record_wait(delivery)
         outcome_name = "unavailable"
         try:
-            with _tracer.start_as_current_span("scheduler place") as span:
+            with _tracer.start_as_current_span("placed") as span:
                 span.set_attribute("dsec.items", request.count)
                 outcome = await self._driver.run(place(job, self._cluster))
             outcome_name = type(outcome).__name__.lower()
@@ -76,7 +76,7 @@ class Lanes:
         """The time in the queue as a span of its own, so that a trace shows it."""
         end_ns = int(1e9 * self._clock.wall_s())
         start_ns = end_ns - int(1e9 * delivery.age_s)
-        _tracer.start_span("scheduler queued", start_time=start_ns).end(end_ns)
+        _tracer.start_span("queued", start_time=start_ns).end(end_ns)
 
     def _settle(
         self, outcome: Outcome, request: PlaceRequest, delivery: Delivery[PlaceRequest]
