@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from libdsec.errors import DSecError, InvalidArgument, NoCapacity, Unavailable, Unsupported
+from libdsec.wire import defaults as d
 from libdsec.wire.sandbox import Backend, Qos, Resources, SandboxSpec
 
 SUPPORTED = frozenset({Backend.CONTAINER})
@@ -102,9 +103,24 @@ def _unable(spec: SandboxSpec) -> DSecError | None:
             f"this node has no backend {spec.backend.value!r}",
             hint=f"it has {', '.join(sorted(b.value for b in SUPPORTED))}",
         )
+    for name, value, (least, most) in _bounds(spec.resources):
+        if not least <= value <= most:
+            return InvalidArgument(f"{name} is {value}", hint=f"it is between {least} and {most}")
     if spec.phase is not None and spec.phase not in spec.phases:
         return InvalidArgument(f"phase {spec.phase!r} is not among the request's phases")
     return None
+
+
+def _bounds(asked: Resources) -> tuple[tuple[str, float, tuple[float, float]], ...]:
+    """A caller's own client checks these too, but not everybody uses it."""
+    return (
+        ("cpus", asked.cpus, d.CPUS_RANGE),
+        ("memory_mib", asked.memory_mib, d.MEMORY_MIB_RANGE),
+        ("disk_mib", asked.disk_mib, d.DISK_MIB_RANGE),
+        ("max_files", asked.max_files, d.MAX_FILES_RANGE),
+        ("shm_mib", asked.shm_mib, d.SHM_MIB_RANGE),
+        ("pids", asked.pids, d.PIDS_RANGE),
+    )
 
 
 def _closed(facts: NodeFacts) -> DSecError | None:

@@ -102,7 +102,8 @@ class Adoption:
         link: Link | None,
     ) -> None:
         now = self._node.clock.monotonic_s()
-        running = status.state is not State.PAUSED
+        running = not cgroup.is_frozen()  # the kernel's word goes before the journal's
+        status = status.model_copy(update={"state": State.READY if running else State.PAUSED})
         lived_s = status.lived_s + (now - status.since_mono if running else 0.0)
         clocks = Clocks(status.lifetime, now, lived_s=lived_s)
         if not running:

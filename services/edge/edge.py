@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from libdsec.wire.sandbox import State
 
@@ -32,12 +33,15 @@ from .table import Table
 from .tasks import Tasks
 from .transfer import Transfers
 
+_FINISH_S: Final = 10.0
+
 
 @dataclass(frozen=True)
 class Edge:
     """build -> take_over -> serve; ended by the service's stack."""
 
     service: EdgeService
+    ground: Ground
     node: Node
     table: Table
     ledger: Ledger
@@ -69,6 +73,7 @@ class Edge:
         )
         point = settings.point
         stock = Stock(node)
+        policing = Policing(node, tasks)
         offers = Offers(node, service.bus, ledger, table, lifecycle, facts, point, tasks, stock)
         transfers = Transfers(ground.paths.state_dir / "transfers", clock)
         service.stack.push_async_callback(leave_all, table)
@@ -78,12 +83,13 @@ class Edge:
         service.metrics.registry.register(StateCollector(table, ledger, node.records.journal))
         return cls(
             service=service,
+            ground=ground,
             node=node,
             table=table,
             ledger=ledger,
             offers=offers,
             adoption=Adoption(node, table, lifecycle, execs, tasks),
-            reclaim=Reclaim(node, table, metrics),
+            reclaim=Reclaim(node, table, policing, metrics),
             heart=Heart(
                 node,
                 service.bus,
@@ -97,7 +103,7 @@ class Edge:
             stock=stock,
             verbs=Verbs(
                 offers=offers,
-                sandbox=SandboxVerbs(node, table, lifecycle, pauses, Policing(node, tasks)),
+                sandbox=SandboxVerbs(node, table, lifecycle, pauses, policing),
                 execs=execs,
                 processes=Processes(node, table, pauses),
                 files=Files(table, pauses, transfers),
@@ -127,7 +133,17 @@ class Edge:
         self.service.spawn(self.offers.run(), name="ledger")
         self.service.spawn(self.reclaim.run(), name="reclaim")
         self.service.spawn(self.stock.run(), name="stock")
+        self.service.on_drain(self._hand_over)
         self.service.ready_when("policy", lambda: self.node.policy.health.ready)
+
+    async def _hand_over(self) -> None:
+        """Take nothing new, finish and announce what starts, and let go of commands: they go on,
+        and whoever reads them finds them again at the successor."""
+        self.ground.switches.leaving = True
+        starting = {s.starting for s in self.table if s.starting is not None}
+        if starting:
+            await asyncio.wait(starting, timeout=_FINISH_S)
+        self.verbs.execs.let_go()
 
 
 def _observer(service: EdgeService, ground: Ground, metrics: EdgeMetrics) -> Observer:

@@ -51,6 +51,12 @@ class Execs:
         self._table = table
         self._pauses = pauses
         self._tasks = tasks
+        self._reading: set[asyncio.Task[object]] = set()
+
+    def let_go(self) -> None:
+        """End every call that reads a command; its caller is told to ask again."""
+        for task in self._reading:
+            task.cancel()
 
     async def exec(self, request: ExecRequest, call: Call) -> ExecDone | None:
         sandbox = self._table.find(call.project, request.sandbox_id)
@@ -138,6 +144,9 @@ class Execs:
     ) -> ExecDone:
         """To the command's end, over broken channels; an unfinished command goes on without us."""
         recorded = process.known and process.ended
+        reading = asyncio.current_task()
+        assert reading is not None
+        self._reading.add(reading)
         progress = Progress(call, relay, command.exec_id, self._node.clock.monotonic_s)
         try:
             result = await self._to_the_end(sandbox, command, process, relay)
@@ -145,6 +154,7 @@ class Execs:
             self.watch(sandbox, command)
             raise
         finally:
+            self._reading.discard(reading)
             progress.close()
         command.exit_code = result.exit_code
         record_span("agent run", result.started_ns, result.ended_ns)

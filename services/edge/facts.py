@@ -110,5 +110,5 @@ class Facts:
             policy_ready=self._policy.ready,
             policy_reason=self._policy.reason,
             cordoned=self._switches.cordoned,
-            draining=self._switches.draining,
+            draining=self._switches.draining or self._switches.leaving,
         )

@@ -19,6 +19,7 @@ from libdsec.wire.policy import (
     PolicyAudit,
     PolicyHealth,
     PolicyInForce,
+    Reconciled,
     ReconcilePolicy,
     RemovePolicy,
 )
@@ -102,15 +103,14 @@ class PolicyPeer:
             budget_s=_APPLY_BUDGET_S,
         )
 
-    async def reconcile(self, sandbox_ids: tuple[str, ...]) -> int:
-        """How many policies of sandboxes that are not listed were removed."""
-        reply = await self._bus.request(
+    async def reconcile(self, sandbox_ids: tuple[str, ...]) -> Reconciled:
+        """Removes the policies of sandboxes that are not listed; names those that have none."""
+        return await self._bus.request(
             subjects.POLICY_RECONCILE,
             ReconcilePolicy(sandbox_ids=sandbox_ids),
             node=self._node,
             budget_s=_APPLY_BUDGET_S,
         )
-        return reply.removed
 
 
 class SnapshotterPeer:

@@ -46,6 +46,19 @@ class Policing:
         found = await self._node.policy.audit(sandbox.id)
         return AuditLog(denials=found.denials, dropped=found.dropped)
 
+    async def put_back(self, sandbox: Sandbox) -> None:
+        """The policy service has lost it: the kernel denies everything until it is in force again.
+
+        Raises:
+            DSecError: it could not be; nothing is allowed meanwhile.
+        """
+        async with sandbox.transition:
+            if sandbox.usable and sandbox.status.generation > 0:
+                status = sandbox.status
+                await self._node.policy.apply(
+                    self._request(sandbox, status.policy, status.generation)
+                )
+
     async def _change(
         self, sandbox: Sandbox, policy: PolicySpec, phase: str | None
     ) -> PolicyApplied:
@@ -57,24 +70,14 @@ class Policing:
         self, sandbox: Sandbox, policy: PolicySpec, phase: str | None
     ) -> PolicyApplied:
         async with sandbox.transition:
-            holding = sandbox.holding
-            if holding.link is None and not isinstance(policy.network, NetworkNone):
+            if sandbox.holding.link is None and not isinstance(policy.network, NetworkNone):
                 raise Unsupported(
                     f"sandbox {sandbox.id} was created without a network",
                     hint="give it one at create, in its policy or in one of its phases",
                 )
-            if holding.cgroup is None or holding.process is None:
-                raise InvalidArgument(f"sandbox {sandbox.id} does not run")
-            request = ApplyPolicy(
-                sandbox_id=sandbox.id,
-                generation=sandbox.status.generation + 1,
-                policy=policy,
-                cgroup_id=holding.cgroup.v2_path.stat().st_ino,
-                ifindex=holding.link.ifindex if holding.link is not None else None,
-                address=str(holding.link.address) if holding.link is not None else None,
-                netns_path=f"/proc/{holding.process.pid}/ns/net",
+            in_force = await self._put_in_force(
+                self._request(sandbox, policy, sandbox.status.generation + 1)
             )
-            in_force = await self._put_in_force(request)
             new_names = in_force.hosts != sandbox.status.hosts
             sandbox.update(
                 self._node.records,
@@ -89,6 +92,20 @@ class Policing:
                 await write_hosts(sandbox)
                 sandbox.update(self._node.records, hosts_written=True)
             return PolicyApplied(generation=in_force.generation)
+
+    def _request(self, sandbox: Sandbox, policy: PolicySpec, generation: int) -> ApplyPolicy:
+        holding = sandbox.holding
+        if holding.cgroup is None or holding.process is None:
+            raise InvalidArgument(f"sandbox {sandbox.id} does not run")
+        return ApplyPolicy(
+            sandbox_id=sandbox.id,
+            generation=generation,
+            policy=policy,
+            cgroup_id=holding.cgroup.v2_path.stat().st_ino,
+            ifindex=holding.link.ifindex if holding.link is not None else None,
+            address=str(holding.link.address) if holding.link is not None else None,
+            netns_path=f"/proc/{holding.process.pid}/ns/net",
+        )
 
     async def _put_in_force(self, request: ApplyPolicy) -> PolicyInForce:
         try:

@@ -18,6 +18,7 @@ from libhost.sweep import Host, Remains, find_remains, remove_sandbox
 
 from .gauges import EdgeMetrics
 from .node import Node
+from .policing import Policing
 from .table import Table
 
 _log = structlog.get_logger("edge.reclaim")
@@ -40,9 +41,10 @@ class Reclaimed:
 class Reclaim:
     """sweep() once at the start, then run()."""
 
-    def __init__(self, node: Node, table: Table, metrics: EdgeMetrics) -> None:
+    def __init__(self, node: Node, table: Table, policing: Policing, metrics: EdgeMetrics) -> None:
         self._node = node
         self._table = table
+        self._policing = policing
         self._metrics = metrics
 
     async def run(self) -> None:
@@ -76,7 +78,13 @@ class Reclaim:
         if not self._node.policy.health.ready:
             return 0
         try:
-            return await self._node.policy.reconcile(tuple(s.id for s in self._table))
+            found = await self._node.policy.reconcile(tuple(s.id for s in self._table))
+            for sandbox_id in found.missing:
+                sandbox = self._table.get(sandbox_id)
+                if sandbox is not None:
+                    _log.warning("policy lost, put back", sandbox=sandbox_id)
+                    await self._policing.put_back(sandbox)
+            return found.removed
         except DSecError as err:
             _log.warning("policies not reconciled", error=str(err))
             return 0

@@ -12,8 +12,11 @@ Secrets are in `origin` because every later command gets them; root alone can re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+import structlog
 from pydantic import Field, ValidationError
 
 from libdsec.errors import DeathReason
@@ -21,9 +24,11 @@ from libdsec.wire.layer import ImageConfig
 from libdsec.wire.model import Message
 from libdsec.wire.sandbox import Lifetime, PolicySpec, SandboxSpec, State
 
-from .journal import Journal
+from .journal import Journal, JournalFullError
 
 M = TypeVar("M", bound=Message)
+
+_log = structlog.get_logger("edge.record")
 
 
 class Origin(Message):
@@ -85,26 +90,43 @@ class NodeRecord(Message):
 
 class Records:
     """The journal in the edge's own words. What is saved survives the process's end at once, and
-    the machine's after `journal.sync()`."""
+    the machine's after `journal.sync()`.
+
+    Promises (`save`, `save_node`) raise JournalFullError. What has happened already does not wait
+    for room: a full disk must not keep a sandbox from being paused or stopped. A successor then
+    finds an older status, and asks the kernel about whatever the kernel knows.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        self.unsaved = 0
 
     def save(self, origin: Origin, status: Status) -> None:
         self.journal.put(f"origin.{origin.sandbox_id}", origin.encode())
-        self.save_status(origin.sandbox_id, status)
+        self.journal.put(f"status.{origin.sandbox_id}", status.encode())
 
     def save_status(self, sandbox_id: str, status: Status) -> None:
-        self.journal.put(f"status.{sandbox_id}", status.encode())
+        with self._if_there_is_room(sandbox_id):
+            self.journal.put(f"status.{sandbox_id}", status.encode())
 
     def bury(self, dead: Dead) -> None:
         """In this order: whatever a crash cuts off, the id is never forgotten."""
-        self.journal.put(f"dead.{dead.sandbox_id}", dead.encode())
-        self.journal.drop(f"status.{dead.sandbox_id}")
-        self.journal.drop(f"origin.{dead.sandbox_id}")
+        with self._if_there_is_room(dead.sandbox_id):
+            self.journal.put(f"dead.{dead.sandbox_id}", dead.encode())
+            self.journal.drop(f"status.{dead.sandbox_id}")
+            self.journal.drop(f"origin.{dead.sandbox_id}")
 
     def forget(self, sandbox_id: str) -> None:
-        self.journal.drop(f"dead.{sandbox_id}")
+        with self._if_there_is_room(sandbox_id):
+            self.journal.drop(f"dead.{sandbox_id}")
+
+    @contextmanager
+    def _if_there_is_room(self, sandbox_id: str) -> Iterator[None]:
+        try:
+            yield
+        except JournalFullError as err:
+            self.unsaved += 1
+            _log.error("not journaled", sandbox=sandbox_id, error=str(err))
 
     def save_node(self, node: NodeRecord) -> None:
         self.journal.put("node", node.encode())

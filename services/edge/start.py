@@ -58,13 +58,6 @@ class StartPlan:
     needs_link: bool
     nameservers: tuple[str, ...]
 
-    def describe(self) -> str:
-        """For the log of a start that failed."""
-        return (
-            f"{self.sched} {self.limits.memory_mib} MiB {self.limits.pids} pids "
-            f"{self.disk.size_mib} MiB disk network={self.policy.network.mode}"
-        )
-
 
 @dataclass(frozen=True)
 class Started:

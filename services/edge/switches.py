@@ -9,9 +9,12 @@ from .record import NodeRecord, Records
 
 
 class Switches:
+    """What is set, and `leaving`: this process is about to end, which a successor need not know."""
+
     def __init__(self, record: NodeRecord, records: Records) -> None:
         self._record = record
         self._records = records
+        self.leaving = False
 
     @property
     def incarnation(self) -> str:

@@ -179,6 +179,7 @@ async def edge_parts(fault: str = "") -> AsyncIterator[Parts]:
     directory = Path(tempfile.mkdtemp(prefix="dsec-t"))
     name = f"t{random_name(6)}"
     paths = NodePaths(name, directory / "state", directory / "run")
+    paths.live_dir.mkdir(parents=True)  # a tmpfs where an edge has its namespace
     threads, clock = HostThreads(8), Clock()
     host = await threads.run(30, open_host, paths)
     store = DirectoryStore(directory / "store", clock)

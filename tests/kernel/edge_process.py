@@ -50,7 +50,7 @@ from libhost.cgroup import CgroupLayout, NodeCgroups
 from libhost.disk import empty_trash
 from libhost.enter import remove_node_namespace
 from libhost.net import NodeNetwork
-from libhost.paths import NodePaths
+from libhost.paths import SLOT_PATTERN, NodePaths
 from services.chassis.clock import Clock
 from services.edge.layers.store import DirectoryStore
 
@@ -102,7 +102,8 @@ class Played:
         gone = set(self.policies) - set(reconcile.sandbox_ids)
         for sandbox_id in gone:
             del self.policies[sandbox_id]
-        return Reconciled(removed=len(gone))
+        missing = set(reconcile.sandbox_ids) - set(self.policies)
+        return Reconciled(removed=len(gone), missing=tuple(missing))
 
     async def _heartbeat(self, beat: Heartbeat, _: Call) -> None:
         self.heartbeats.append(beat)
@@ -221,7 +222,9 @@ class EdgeWorld:
         )
 
     async def offered(self, offer: Offer) -> OfferReply:
-        return await self.bus.request(subjects.OFFER, offer, node=self.node, budget_s=5.0)
+        return await self.bus.request(
+            subjects.OFFER, offer, node=self.node, budget_s=5.0, request_id=offer.request_id
+        )
 
     async def confirm(self, offer: Offer, reply: OfferReply) -> None:
         self.played.claims[offer.request_id] = {a.index: a.sandbox_id for a in reply.accepted}
@@ -260,12 +263,14 @@ class EdgeWorld:
     def leftovers(self) -> dict[str, list[str]]:
         """What the host shows of this node's sandboxes."""
         layout = CgroupLayout.detect(Path("/proc/self/mountinfo").read_text())
-        live = self.paths.live_dir
+        assert self.process is not None
+        # What is in the node's mount namespace is seen only from inside it.
+        live = Path(f"/proc/{self.process.pid}/root{self.paths.live_dir}")
         files = Path("/sys/block").glob("loop*/loop/backing_file")
         images = [f.read_text() for f in files if f.exists()]
         found = {
             "cgroups": list(NodeCgroups(layout, self.paths).list_ids()),
-            "run": [p.name for p in live.iterdir()] if live.exists() else [],
+            "run": [p.name for p in live.iterdir() if SLOT_PATTERN.fullmatch(p.name)],
             "state": [p.name for p in self.paths.sandboxes_dir.glob("*")],
             "loops": [i for i in images if str(self.paths.sandboxes_dir) in i],
             "policies": list(self.played.policies),

@@ -86,6 +86,16 @@ def test_a_share_of_a_host_takes_that_share_of_sandboxes() -> None:
     assert POINT.shared(0.5).memory_reserve_mib == POINT.memory_reserve_mib
 
 
+@pytest.mark.parametrize(
+    "asked", [{"cpus": 0}, {"memory_mib": 1}, {"pids": 0}, {"disk_mib": 1 << 40}, {"shm_mib": -1}]
+)
+def test_impossible_limits_are_refused_for_good(asked: dict[str, float]) -> None:
+    spec = SPEC.model_copy(update={"resources": Resources(**asked)})  # type: ignore[arg-type]
+    refusal = refuse(FREE, POINT, spec)
+    assert isinstance(refusal, InvalidArgument)
+    assert next(iter(asked)) in refusal.message
+
+
 def test_a_phase_that_was_not_given_is_refused() -> None:
     assert isinstance(
         refuse(FREE, POINT, SPEC.model_copy(update={"phase": "score"})), InvalidArgument
