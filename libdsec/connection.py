@@ -9,6 +9,7 @@ have been carried out and is the caller's to judge.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
@@ -24,6 +25,9 @@ from .wire.envelope import Rpc
 from .wire.model import Message
 from .wire.subjects import REPORT_SPANS
 from .wire.trace import ReportSpans
+
+# A library's warnings are for whoever configures logging; unasked they would go to stderr.
+logging.getLogger("libdsec").addHandler(logging.NullHandler())
 
 Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)

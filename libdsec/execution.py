@@ -173,7 +173,7 @@ class Reading:
             except NotFound as err:
                 if cause is None:
                     raise
-                raise cause from err  # the command never arrived, or nobody remembers it
+                raise self._no_record(cause) from err
             except (Unavailable, DeadlineExceeded, DataLoss) as err:
                 cause = self._lost(err)
                 if err.retry_after_s is None or self.started.done():
@@ -274,6 +274,13 @@ class Reading:
         return Unavailable(
             f"node {self._node}, command {self._exec_id}: {err.message}",
             hint="the command may be running or done; the same exec_id attaches, never runs twice",
+            request_id=self._op.request_id,
+        )
+
+    def _no_record(self, cause: DSecError) -> Unavailable:
+        return Unavailable(
+            f"{cause.message}; and now it has no record of the command, which then never started",
+            hint="run it again; under the same exec_id it can in no case run twice",
             request_id=self._op.request_id,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..errors import DataLoss, DeadlineExceeded, DSecError, Internal
+from ..errors import DataLoss, DeadlineExceeded, DSecError, Internal, PermissionDenied
 from ..wire.envelope import H_FROM
 from ..wire.model import Message
 from .call import Budget, Part
@@ -35,7 +35,11 @@ class Gathered(Generic[Rep]):
 async def gather(
     inbox: Inbox, reply: type[Rep], *, budget: Budget, expect: Collection[str]
 ) -> Gathered[Rep]:
-    """Read answers until all expected ones are there or the budget is used up."""
+    """Read answers until all expected ones are there or the budget is used up.
+
+    Raises:
+        PermissionDenied: these credentials may not ask.
+    """
     replies: dict[str, Rep] = {}
     errors: dict[str, DSecError] = {}
     waiting = set(expect)
@@ -45,6 +49,8 @@ async def gather(
             item = await inbox.take(budget.remaining_s)
         except DeadlineExceeded:
             break
+        if isinstance(item, PermissionDenied):
+            raise item
         if isinstance(item, DSecError):
             dropped = isinstance(item, DataLoss)
             break  # nobody listens, or the connection is lost: no more will come

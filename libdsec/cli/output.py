@@ -24,7 +24,7 @@ from ..wire.placement import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
-_WIDE = 200  # columns of a table that goes into a file or a pipe: nothing is wrapped or cut
+_WIDE = 10_000  # columns of what goes into a file or a pipe: nothing is wrapped or cut
 
 
 def document(value: object) -> None:

@@ -116,6 +116,9 @@ async def test_another_project_is_permission_denied(world: World, context: Path)
             with pytest.raises(PermissionDenied, match="team-b") as caught:
                 await refused
             assert caught.value.request_id
+    async with DSecClient(context=context) as mine:
+        with pytest.raises(PermissionDenied, match="ops"):
+            [info async for info in mine.list(every_project=True)]
 
 
 async def test_wrong_credentials_and_no_server_are_told_apart(

@@ -85,14 +85,14 @@ async def test_create_tells_why_it_waits(world: World, client: DSecClient) -> No
 async def test_create_that_times_out_says_why_and_cancels(world: World, client: DSecClient) -> None:
     async def never(request: PlaceRequest, call: Call) -> None:
         await world.scheduler.tell(
-            request, "no node fits", position=2, dropped_by_filter={"memory": 4, "cordoned": 1}
+            request, "no node fits: memory 4", position=2, dropped_by_filter={"memory": 4}
         )
 
     world.scheduler.place = never
     with pytest.raises(DeadlineExceeded, match="no node fits") as caught:
         await client.create(image="busybox", timeout=0.3, idempotency_key="k")
     assert "position 2" in caught.value.message
-    assert "memory: 4" in caught.value.message
+    assert "memory 4" in caught.value.message
     await client.close()
     [cancel] = world.scheduler.cancelled
     assert (cancel.key, cancel.request_id) == ("k", caught.value.request_id)
