@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from .callback import Callback, notify
 from .connection import Connection
@@ -100,15 +100,11 @@ async def run(
         capture_bytes=request.max_output_bytes, stream=request.stream,
     )  # fmt: skip
     text = {"stdout": _Text(on_stdout), "stderr": _Text(on_stderr)}
-    feeding = asyncio.create_task(_feed_when_started(connection, op, reading, request, fed))
-    try:
+    async with _fed(connection, op, reading, request, fed):
         async for output in reading.outputs(request):
             await text[output.stream].take(output.data)
         for stream in text.values():
             await stream.end()
-    finally:
-        feeding.cancel()
-        await asyncio.wait({feeding})
     return ended(reading)
 
 
@@ -140,12 +136,25 @@ async def kill_tree(connection: Connection, op: Operation, request: ExecRequest)
         )
 
 
-async def _feed_when_started(
+@asynccontextmanager
+async def _fed(
     connection: Connection, op: Operation, reading: Reading, request: ExecRequest, data: bytes
-) -> None:
-    if data:
+) -> AsyncGenerator[None, None]:
+    """Feed `data` beside whatever is done inside; most commands have none, and pay nothing."""
+    if not data:
+        yield
+        return
+
+    async def when_started() -> None:
         await reading.started
         await feed(connection, op, request, data)
+
+    feeding = asyncio.create_task(when_started())
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        await asyncio.wait({feeding})
 
 
 class _Text:
