@@ -86,6 +86,12 @@ class Stack:
             self.up()
         return self.home / f"{name}.toml"
 
+    def write_aliases(self, text: str) -> None:
+        """As an editor does: whole or not at all."""
+        written = self.home / "aliases.toml.new"
+        written.write_text(text)
+        written.replace(self.paths.aliases)
+
 
 @contextmanager
 def running_stack(nodes: int = 2, prefix: str = "dsec-e2e-") -> Iterator[Stack]:

@@ -12,6 +12,9 @@ from libdsec import DSecClient
 from tests.leftovers import left_on_host
 from tests.stack import Stack, running_stack
 
+from . import mirror as gateway_mirror
+from .mirror import Mirror
+
 _REQUIRED = "kernel" in os.environ.get("DSEC_REQUIRE", "").split(",")
 
 
@@ -28,9 +31,17 @@ def stack() -> Iterator[Stack]:
     if os.geteuid() != 0 and not _REQUIRED:
         pytest.skip("edges need root")
     with running_stack() as made:
-        _ = made.description  # names what to look for when the home is gone
+        _ = made.description  # the names to look for, when the home is gone
         yield made
     assert left_on_host(made) == []
+
+
+@pytest.fixture(scope="session")
+def mirror(stack: Stack) -> Iterator[Mirror]:
+    """Servers that sandboxes may or may not reach, and the operator's file that says which."""
+    with gateway_mirror.serving() as made:
+        stack.write_aliases(made.aliases)
+        yield made
 
 
 @pytest.fixture
