@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from libdsec.bus import Bus
+from libdsec.wire.envelope import Rpc
 
 from .edge import Edge
 from .scheduler import Scheduler
@@ -40,3 +41,11 @@ class World:
                 await serving.stop(timeout_s=0)
         for edge in self.edges:
             await edge.close()
+
+
+async def replace(world: World, rpc: Rpc[Any, Any], handler: Callable[..., Any]) -> None:
+    """Node n1 answers this one request otherwise from now on."""
+    for serving in world.buses[0].servings:
+        if serving.template == rpc.template:
+            await serving.stop()
+    await world.buses[0].serve(rpc, handler, project="*", node="n1")
