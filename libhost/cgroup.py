@@ -39,6 +39,9 @@ __all__ = [
     "SchedClass",
 ]
 
+# Twice what one busy task outside has on each processor. By default all sandboxes together would
+# weigh as much as one such task, and a burst of starts would take three times as long beside two.
+_WEIGHT_PER_CPU = 200
 CONTROLLERS = ("memory", "cpu", "pids")
 
 
@@ -309,6 +312,8 @@ class NodeCgroups:
         if not self.layout.hybrid:
             self._delegate_controllers()
         cgroupfs.write(self.layout.cpu / self._name / SchedClass.BE / "cpu.idle", "1")
+        weigh = cgroupfs.write_weight_v1 if self.layout.hybrid else cgroupfs.write_weight_v2
+        weigh(self.layout.cpu / self._name, _WEIGHT_PER_CPU * (os.cpu_count() or 1))
 
     def _delegate_controllers(self) -> None:
         self.layout.check_delegation()

@@ -54,8 +54,7 @@ def write_limits_v1(memory: Path, cpu: Path, limits: CgroupLimits) -> None:
         if limits.swap_max_mib == 0:
             # The sum of memory and swap is what v1 limits: swapping out would still fit in it.
             write(memory / "memory.swappiness", "0")
-    # A weight of 100 is the default of v2, 1024 shares that of v1.
-    write(cpu / "cpu.shares", str(min(262_144, max(2, limits.cpu_weight * 1024 // 100))))
+    write_weight_v1(cpu, limits.cpu_weight)
     write(cpu / "cpu.cfs_quota_us", str(_quota_us(limits.cpus) or -1))
 
 
@@ -64,8 +63,17 @@ def write_limits_v2(memory: Path, cpu: Path, limits: CgroupLimits) -> None:
     swap = memory / "memory.swap.max"
     if limits.swap_max_mib is not None and swap.exists():
         write(swap, str(limits.swap_max_mib * _MIB))
-    write(cpu / "cpu.weight", str(min(10_000, max(1, limits.cpu_weight))))
+    write_weight_v2(cpu, limits.cpu_weight)
     write(cpu / "cpu.max", f"{_quota_us(limits.cpus) or 'max'} {_PERIOD_US}")
+
+
+def write_weight_v1(cpu: Path, weight: int) -> None:
+    """A weight of 100 is the default of v2, 1024 shares that of v1."""
+    write(cpu / "cpu.shares", str(min(262_144, max(2, weight * 1024 // 100))))
+
+
+def write_weight_v2(cpu: Path, weight: int) -> None:
+    write(cpu / "cpu.weight", str(min(10_000, max(1, weight))))
 
 
 def _quota_us(cpus: float | None) -> int | None:

@@ -19,6 +19,7 @@ import errno
 import os
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _CONF = Path("/proc/sys/net")
 _NUD_PERMANENT = 0x80
 _SCOPE_LINK = 253
 _POOL_PREFIX = "dsp"
+_VANISH_S = 1.0
+_VANISH_POLL_S = 0.01
 
 
 @dataclass
@@ -137,8 +140,19 @@ class NodeNetwork:
         return Link(sandbox.interface, int(found[0]), address, -1)
 
     def remove(self, sandbox: SandboxPaths) -> None:
-        """Delete the host end (the other goes with it) and free the address; idempotent."""
-        self._delete(sandbox.interface)
+        """See the link gone, with its processes and descriptors ended, and free the address.
+
+        The kernel takes dying namespaces down in batches; a delete of ours would hold the lock
+        that every change of every interface needs for some 15 ms, so it is the last resort.
+        Idempotent.
+        """
+        deadline = time.monotonic() + _VANISH_S
+        with IPRoute() as ip:
+            while ip.link_lookup(ifname=sandbox.interface):
+                if time.monotonic() > deadline:
+                    self._delete(sandbox.interface)
+                    break
+                time.sleep(_VANISH_POLL_S)
         with self._lock:
             self._held.pop(sandbox.interface, None)
 

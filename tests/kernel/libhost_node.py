@@ -122,7 +122,7 @@ class LibhostNode:
         self.host = Host(
             paths=self.paths,
             cgroups=cgroups,
-            disk=open_disk(self.paths, found.disk, self.mode, pool_size=1),
+            disk=open_disk(self.paths, found.disk, self.mode, pool_size=2),
             network=self._network(),
             runtime=Runtime(
                 self.paths,
