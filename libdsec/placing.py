@@ -223,10 +223,6 @@ def in_words(progress: Progress | None) -> str:
     """Why a request waits, for people."""
     if progress is None:
         return "it is queued, and no scheduler has said a word about it"
-    words = [progress.reason]
-    if progress.position is not None:
-        words.append(f"position {progress.position} in its lane")
-    if progress.dropped_by_filter:
-        counts = sorted(progress.dropped_by_filter.items(), key=lambda item: -item[1])
-        words.append("nodes refused by " + ", ".join(f"{name}: {n}" for name, n in counts))
-    return "; ".join(words)
+    if progress.position is None:
+        return progress.reason
+    return f"{progress.reason}; position {progress.position} in its lane"
