@@ -142,7 +142,10 @@ def _impossible(name: str, need: Need, nodes: Mapping[str, Node]) -> DSecError:
             lacking = [
                 c for c in sorted(need.capabilities) if not any(c in b.capabilities for b in beats)
             ]
-            return Unsupported(f"no node can enforce {', '.join(lacking) or 'all of it'}")
+            return Unsupported(
+                f"no node can enforce {', '.join(lacking) or 'all of it'}",
+                hint="`dsec nodes --capabilities` says why not; leave it out of the policy",
+            )
         case "memory_size":
             most = max(beat.memory_mib for beat in beats)
             return _too_much("memory_mib", resources.memory_mib, most)
