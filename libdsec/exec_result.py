@@ -17,6 +17,7 @@ class ExecResult:
         truncated: something was dropped from either stream.
         duration_s: from start to exit as the agent inside the sandbox measured it.
         oom_killed: the kernel ended it because the sandbox was out of memory.
+        request_id: of the call that brought this result, for `dsec trace`.
     """
 
     exit_code: int
@@ -28,6 +29,7 @@ class ExecResult:
     truncated: bool
     duration_s: float
     oom_killed: bool = False
+    request_id: str = ""
 
     @property
     def stdout(self) -> str:

@@ -145,6 +145,7 @@ class Reading:
             truncated=done.truncated or lacks,
             duration_s=done.duration_s,
             oom_killed=done.oom_killed,
+            request_id=self._op.request_id,
         )
 
     @property

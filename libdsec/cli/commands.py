@@ -174,6 +174,7 @@ def _result(result: ExecResult) -> dict[str, object]:
         "stderr": result.stderr, "stdout_total": result.stdout_total,
         "stderr_total": result.stderr_total, "truncated": result.truncated,
         "duration_s": result.duration_s, "oom_killed": result.oom_killed,
+        "request_id": result.request_id,
     }  # fmt: skip
     for name, raw in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
         if found[name].__str__().encode() != raw:

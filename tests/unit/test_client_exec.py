@@ -232,12 +232,13 @@ async def test_a_cancelled_exec_kills_its_command_unless_it_has_an_id(
 async def test_an_exec_is_one_trace_with_its_root_at_the_edge(
     world: World, client: DSecClient, sandbox: Sandbox, server: MemoryServer
 ) -> None:
-    await sandbox.exec(["true"])
+    result = await sandbox.exec(["true"])
     [headers] = [h for s, h, _ in server.published if s.endswith(".n1.exec")]
     await client.close()
     [root] = [span for span in world.edge.spans if span.name == "exec"]
     assert headers[H_TRACEPARENT].split("-")[1:3] == [root.trace_id, root.span_id]
     assert root.end_ns > root.start_ns
+    assert root.attributes["messaging.message.conversation_id"] == result.request_id
 
 
 async def test_impossible_commands_are_refused_here(sandbox: Sandbox) -> None:
