@@ -191,7 +191,7 @@ class Placing:
             with suppress(DSecError):
                 await bus.request(
                     CANCEL,
-                    CancelRequest(request_id=self._request_id, key=self._key),
+                    CancelRequest(request_id=self._request_id, key=self._key, keep=tuple(keep)),
                     project=self._connection.project,
                     budget_s=_CANCEL_S,
                     request_id=self._request_id,

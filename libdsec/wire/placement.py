@@ -155,10 +155,11 @@ class Verdicts(Message):
 
 
 class CancelRequest(Message):
-    """The caller wants nothing any more of this request."""
+    """The caller wants nothing more of this request than what it already has."""
 
     request_id: RequestId
     key: str
+    keep: tuple[str, ...] = ()  # sandboxes it goes on using
 
 
 class Progress(Message):

@@ -1,15 +1,16 @@
 """What a spec's layer names mean: the catalogue, with the versions seen lately in memory.
 
 A version never changes once published, so it is remembered, at most CACHED of them and for a
-minute (a removed layer is refused by the edges anyway). "Newest" is read each time: whoever has
-just published a version and asks for the newest gets that one.
+minute (a removed layer is refused by the edges anyway); that there is none, for a second. "Newest"
+is read each time: whoever has just published a version and asks for the newest gets that one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from libdsec.bus import Bus
 from libdsec.errors import DSecError, NotFound
@@ -30,9 +31,12 @@ from ..chassis.kv_watch import scan
 
 CACHED: Final = 10_000
 _REMEMBER_S: Final = 60.0
+_ABSENT_S: Final = 1.0
 _LISTED: Final = 10  # of what exists, in a hint
 _LISTS: Final = 64
 _LIST_REMEMBER_S: Final = 5.0
+
+T = TypeVar("T")
 
 
 class Layers:
@@ -42,7 +46,7 @@ class Layers:
         self._bus = bus
         self._kv: KeyValue[LayerInfo] = KeyValue(bus, subjects.LAYERS)
         self._monotonic = monotonic
-        self._cache: OrderedDict[str, tuple[LayerInfo, float]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[LayerInfo | None, float]] = OrderedDict()
         self._lists: OrderedDict[str, tuple[frozenset[str], float]] = OrderedDict()
 
     async def resolve(
@@ -56,7 +60,7 @@ class Layers:
         names = [spec.image, *([spec.workspace] if spec.workspace else []), *spec.toolkits]
         refs = list(pinned) if len(pinned) == len(names) else names
         try:
-            layers = [await self._find(project, ref) for ref in refs]
+            layers = await _all([self._find(project, ref) for ref in refs])
         except DSecError as err:
             if err.retryable or err.infrastructure:
                 raise
@@ -66,27 +70,29 @@ class Layers:
         return ResolvedLayers(base=base, workspace=workspace, toolkits=tuple(others))
 
     async def _find(self, project: str, ref: str) -> LayerInfo:
-        for key in candidate_keys(ref, project):
-            layer = self._cached(key) or await self._read(key)
+        keys = candidate_keys(ref, project)
+        found = {key: known[0] for key in keys if (known := self._known(key)) is not None}
+        unknown = [key for key in keys if key not in found]
+        found |= dict(zip(unknown, await _all([self._read(key) for key in unknown]), strict=True))
+        for key in keys:
+            layer = found[key]
             if layer is not None:
                 return layer
         raise await self._missing(project, ref)
 
-    def _cached(self, key: str) -> LayerInfo | None:
-        found = self._cache.get(key)
-        if found is None or found[1] < self._monotonic():
-            return None
-        return found[0]
+    def _known(self, key: str) -> tuple[LayerInfo | None, float] | None:
+        known = self._cache.get(key)
+        return known if known is not None and known[1] > self._monotonic() else None
 
     async def _read(self, key: str) -> LayerInfo | None:
         entry = await self._kv.get(key)
-        if entry is None:
-            return None
+        layer = entry.value if entry is not None else None
         if not is_newest_key(key):
-            self._cache[key] = entry.value, self._monotonic() + _REMEMBER_S
+            keep_s = _REMEMBER_S if layer is not None else _ABSENT_S
+            self._cache[key] = layer, self._monotonic() + keep_s
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
-        return entry.value
+        return layer
 
     async def _missing(self, project: str, ref: str) -> NotFound:
         """Names the versions that there are of the name, or else the names that there are."""
@@ -110,3 +116,8 @@ class Layers:
             while len(self._lists) > _LISTS:
                 self._lists.popitem(last=False)
         return found[0]
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """At the same time; the usual single one, without a task."""
+    return [await one for one in work] if len(work) < 2 else await asyncio.gather(*work)

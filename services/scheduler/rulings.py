@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from libdsec.errors import Unavailable
+from libdsec.errors import DeadlineExceeded, Unavailable
+from libdsec.wire.error import ErrorReply
 from libdsec.wire.placement import (
     PAST_REQUESTS,
     AcceptedItem,
@@ -99,8 +100,8 @@ def free(retry: RetryRequest) -> Steps[None]:
 
 def cancel(project: str, request: CancelRequest) -> Steps[tuple[AcceptedItem, ...]]:
     """The claim says cancelled, also one that does not exist yet, so that the request is dropped
-    when the queue delivers it; what was placed ends. Gives the sandboxes whose nodes have not
-    agreed: say it again, or they end when those nodes ask."""
+    when the queue delivers it; what was placed ends, but for what is kept. Gives the sandboxes
+    whose nodes have not agreed: say it again, or they end when those nodes ask."""
     key = claim_key(project, request.key)
     for _ in range(TRIES):
         stored = yield from do(ReadClaim(key))
@@ -136,14 +137,19 @@ def _cancelled(request: CancelRequest, claim: Claim | None) -> Claim:
         known = request.request_id in claim.past
         past = (*claim.past, request.request_id)[-PAST_REQUESTS:]
         return claim if known else claim.model_copy(update={"past": past})
-    if claim.state is ClaimState.CANCELLED:
+    kept = tuple(item for item in claim.items if item.sandbox_id in request.keep)
+    ended = claim.state is ClaimState.PLACED and kept == claim.items
+    if ended or claim.state is ClaimState.CANCELLED:
         return claim
+    dropped = tuple(item for item in claim.items if item not in kept)
+    error = ErrorReply.of(DeadlineExceeded("its caller has given up waiting for it"))
     return claim.model_copy(
         update={
-            "state": ClaimState.CANCELLED,
+            "state": ClaimState.PLACED if kept else ClaimState.CANCELLED,
             "epoch": claim.epoch + 1,
-            "items": (),
-            "condemned": (*claim.condemned, *claim.items),
+            "items": kept,
+            "failed": {i: error for i in range(claim.count) if i not in {k.index for k in kept}},
+            "condemned": (*claim.condemned, *dropped),
         }
     )
 

@@ -48,6 +48,8 @@ class Caller:
     errors: dict[int, ErrorReply] = field(default_factory=dict)
     failed: DSecError | None = None
     cancelled: bool = False
+    keeps: bool = True  # what it has when it gives up
+    kept: tuple[str, ...] | None = None
     cancel_heard: bool = False
 
     @property
@@ -99,10 +101,14 @@ class World:
 
     def ask_cancel(self, caller: Caller) -> None:
         caller.cancelled = True
-        body = CancelRequest(request_id=caller.request.request_id, key=caller.request.key)
+        if caller.keeps and caller.kept is None:
+            caller.kept = tuple(caller.has.values())
+        request, keep = caller.request, (caller.kept or ()) if caller.keeps else ()
+        body = CancelRequest(request_id=request.request_id, key=request.key, keep=keep)
 
         def heard(left: tuple[Any, ...]) -> None:
-            caller.cancel_heard = caller.cancel_heard or not left
+            if not left and keep == ((caller.kept or ()) if caller.keeps else ()):
+                caller.cancel_heard = True
 
         def reply(answer: Any) -> None:
             self.letters.append(Letter(caller.request.reply_to, "schedulers", answer, heard))

@@ -49,10 +49,12 @@ class PlacementMachine(RuleBasedStateMachine):
             self.world.create(request.key, count=request.count)
 
     @precondition(lambda self: self.world.callers)
-    @rule(number=pick)
-    def cancel(self, number: int) -> None:
+    @rule(number=pick, keeps=st.booleans())
+    def cancel(self, number: int, keeps: bool) -> None:
         callers = list(self.world.callers.values())
-        self.world.ask_cancel(callers[number % len(callers)])
+        caller = callers[number % len(callers)]
+        caller.keeps, caller.cancel_heard = caller.keeps and keeps, False
+        self.world.ask_cancel(caller)
 
     # --- schedulers ---
 
@@ -200,13 +202,16 @@ class PlacementMachine(RuleBasedStateMachine):
                     if request_id == caller.request.request_id
                     for s in ids
                 }
-                assert not (running & mine) - shared
+                left = (running & mine) - shared
+                assert not left, f"{left} runs for {caller}"
 
     def nothing_was_taken_away(self) -> None:
         """A sandbox that a caller has was not killed, unless somebody with its key gave up or was
         told that its node is lost."""
         for key in "abc":
             callers = [c for c in self.world.callers.values() if c.request.key == key]
+            if len(callers) == 1 and callers[0].keeps and callers[0].kept:
+                assert not set(callers[0].kept) & self.world.killed
             if any(c.cancelled or c.errors or c.failed for c in callers):
                 continue
             for caller in callers:
