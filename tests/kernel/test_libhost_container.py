@@ -200,10 +200,10 @@ def test_same_sandbox_twice_is_refused(node: LibhostNode) -> None:
 
 def test_writable_layer_of_a_live_sandbox_can_be_read(node: LibhostNode) -> None:
     box = node.start()
-    box.sh("mkdir /work; echo data > /work/file; rm /etc/passwd")
+    box.sh("mkdir /src; echo data > /src/file; rm /etc/passwd")
     layer = node.host.disk.open(box.paths)
     try:
-        assert os.stat("work/file", dir_fd=layer.upper.fd).st_size == 5
+        assert os.stat("src/file", dir_fd=layer.upper.fd).st_size == 5
         whiteout = os.stat("etc/passwd", dir_fd=layer.upper.fd)
         assert (whiteout.st_rdev, oct(whiteout.st_mode)) == (0, "0o20000")
     finally:
