@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import structlog
+from pydantic import ValidationError
 
 from libdsec.errors import DeathReason, DSecError
 from libdsec.wire.sandbox import State
@@ -23,9 +24,11 @@ from .clocks import Clocks
 from .death import Evidence, judge
 from .exec import Execs
 from .holding import Holding
+from .journal import Journal
 from .lifecycle import Lifecycle
 from .node import Node
-from .placement import Fate
+from .placement import PREFIX, Fate
+from .placement.records import read_records
 from .record import Dead, Origin, Status
 from .sandbox import Sandbox
 from .table import Table
@@ -37,6 +40,19 @@ _log = structlog.get_logger("edge.adoption")
 def held_layers(alive: list[tuple[Origin, Status]]) -> dict[str, tuple[str, ...]]:
     """Which layers the journal says are in use: sandbox id -> digests."""
     return {origin.sandbox_id: origin.digests for origin, _ in alive}
+
+
+def promises(journal: Journal) -> list[tuple[str, bytes]]:
+    """The placement ledger's own entries; what cannot be read is set aside."""
+    readable = []
+    for key, value in journal.items(PREFIX):
+        try:
+            read_records([(key, value)])
+        except ValidationError:
+            journal.set_aside(key)
+        else:
+            readable.append((key, value))
+    return readable
 
 
 class Adoption:

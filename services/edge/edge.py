@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from libdsec.wire.sandbox import State
 
-from .adoption import Adoption, leave_all
+from .adoption import Adoption, leave_all, promises
 from .assembly import EdgeService, Ground, advertised, open_chronicle
 from .exec import Execs
 from .facts import Facts
@@ -22,7 +22,7 @@ from .node import Node
 from .offers import Offers
 from .operators import Operators
 from .pause import Pauses
-from .placement import PREFIX, Ledger
+from .placement import Ledger
 from .policing import Policing
 from .processes import Processes
 from .reclaim import Reclaim
@@ -54,76 +54,51 @@ class Edge:
 
     @classmethod
     def build(cls, service: EdgeService, ground: Ground, node: Node) -> Self:
-        settings, clock = service.settings, node.clock
+        settings, clock, bus = service.settings, node.clock, service.bus
         metrics = EdgeMetrics(service.metrics.registry)
         observe = _observer(service, ground, metrics)
-        table = Table(node.name, node.incarnation, node.records, clock)
-        tasks = Tasks()
-        lifecycle = Lifecycle(node, table, tasks, observe)
-        pauses = Pauses(node, tasks, observe)
-        execs = Execs(node, table, pauses, tasks)
-        facts = Facts(ground.paths.state_dir, clock, node.policy.health, ground.switches,
-                      settings.capacity_share)  # fmt: skip
-        ledger = Ledger(
-            node=node.name,
-            incarnation=node.incarnation,
-            session=ground.session,
-            clock=clock.monotonic_s,
-            wall_ms=lambda: round(clock.wall_s() * 1000),
+        table, tasks = Table(node.name, node.incarnation, node.records, clock), Tasks()
+        lifecycle, pauses = Lifecycle(node, table, tasks, observe), Pauses(node, tasks, observe)
+        execs, policing = Execs(node, table, pauses, tasks), Policing(node, tasks)
+        share, state_dir = settings.capacity_share, ground.paths.state_dir
+        facts = Facts(state_dir, clock, node.policy.health, ground.switches, share)
+        ledger, stock, point = _ledger(node, ground), Stock(node), settings.point
+        offers = Offers(node, bus, ledger, table, lifecycle, facts, point, tasks, stock)
+        heart = Heart(
+            node, bus, table, facts, point, ground.switches, ledger.lease,
+            advertised(settings, ground, node),
+        )  # fmt: skip
+        transfers = Transfers(state_dir / "transfers", clock)
+        verbs = Verbs(
+            offers=offers,
+            sandbox=SandboxVerbs(node, table, lifecycle, pauses, policing),
+            execs=execs,
+            processes=Processes(node, table, pauses),
+            files=Files(table, pauses, transfers),
+            many=Many(node.name, table, lifecycle, pauses, clock),
+            operators=Operators(node.name, ground.switches, ground.capabilities),
         )
-        point = settings.point
-        stock = Stock(node)
-        policing = Policing(node, tasks)
-        offers = Offers(node, service.bus, ledger, table, lifecycle, facts, point, tasks, stock)
-        transfers = Transfers(ground.paths.state_dir / "transfers", clock)
         service.stack.push_async_callback(leave_all, table)
         service.stack.callback(transfers.close)
         service.stack.callback(stock.close)
         service.stack.push_async_callback(tasks.close, timeout_s=settings.step_timeout_s)
         service.metrics.registry.register(StateCollector(table, ledger, node.records.journal))
-        return cls(
-            service=service,
-            ground=ground,
-            node=node,
-            table=table,
-            ledger=ledger,
-            offers=offers,
-            adoption=Adoption(node, table, lifecycle, execs, tasks),
-            reclaim=Reclaim(node, table, policing, metrics),
-            heart=Heart(
-                node,
-                service.bus,
-                table,
-                facts,
-                point,
-                ground.switches,
-                ledger.lease,
-                advertised(settings, ground, node),
-            ),
-            stock=stock,
-            verbs=Verbs(
-                offers=offers,
-                sandbox=SandboxVerbs(node, table, lifecycle, pauses, policing),
-                execs=execs,
-                processes=Processes(node, table, pauses),
-                files=Files(table, pauses, transfers),
-                many=Many(node.name, table, lifecycle, pauses, clock),
-                operators=Operators(node.name, ground.switches, ground.capabilities),
-            ),
-        )
+        adoption = Adoption(node, table, lifecycle, execs, tasks)
+        reclaim = Reclaim(node, table, policing, metrics)
+        return cls(service, ground, node, table, ledger, offers, adoption, reclaim, heart, stock,
+                   verbs)  # fmt: skip
 
     async def take_over(self) -> None:
         """Adopt what lives, sweep what belongs to nobody, go on with what was accepted."""
         records = self.node.records
-        dead = records.dead()
-        self.table.recall(dead)
+        self.table.recall(records.dead())
         await self.adoption.adopt(records.alive())
         lost = records.lost()
         await self.reclaim.sweep()
         for sandbox in self.table:
             self.offers.follow(sandbox)
         fates = self.adoption.fates({d.sandbox_id for d in records.dead()} | lost)
-        await self.offers.resume(self.ledger.restore(records.journal.items(PREFIX), fates))
+        await self.offers.resume(self.ledger.restore(promises(records.journal), fates))
         self.adoption.go_on()
 
     async def serve(self) -> None:
@@ -144,6 +119,16 @@ class Edge:
         if starting:
             await asyncio.wait(starting, timeout=_FINISH_S)
         self.verbs.execs.let_go()
+
+
+def _ledger(node: Node, ground: Ground) -> Ledger:
+    return Ledger(
+        node=node.name,
+        incarnation=node.incarnation,
+        session=ground.session,
+        clock=node.clock.monotonic_s,
+        wall_ms=lambda: round(node.clock.wall_s() * 1000),
+    )
 
 
 def _observer(service: EdgeService, ground: Ground, metrics: EdgeMetrics) -> Observer:

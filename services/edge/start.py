@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ from .fault import Point
 from .holding import Holding
 from .layers.mounts import LayerStack
 from .node import Node, begun, together
-from .timing import Phases
+from .timing import Phases, record_span
 
 _WEIGHT_PER_CPU = 100
 _CGROUP_WEIGHT_RANGE = (1, 10_000)
@@ -148,13 +149,15 @@ class _Run:
     async def launch(self) -> Started:
         if self._layers is None or self._in_force is None:
             raise Internal("a sandbox without layers or policy must not start")
+        began_ns = time.monotonic_ns()
         async with begun(self._holding.agent.channel()) as greeting:
             with self._phases.phase("start"):
                 await self._node.run(self._launch, self._layers.lowers, self._in_force.hosts)
                 self._holding.watch_exit()
                 self._node.fault(Point.DURING_START)
             with self._phases.phase("ready"):
-                await greeting
+                channel = await greeting
+        record_span("agent", began_ns, channel.hello.now_ns)  # to its greeting, by its own clock
         return Started(self._in_force)
 
     async def _stack_layers(self) -> None:

@@ -13,6 +13,7 @@ from libdsec.wire.ids import new_sandbox_id
 from libdsec.wire.layer import ImageConfig
 from libdsec.wire.sandbox import Lifetime, SandboxSpec, State
 from services.chassis.clock import Clock
+from services.edge.adoption import promises
 from services.edge.clocks import Clocks
 from services.edge.holding import Holding
 from services.edge.journal import Journal
@@ -214,3 +215,12 @@ def dead_of(one: Origin, reason: DeathReason = DeathReason.STOPPED, at: float = 
         reason=reason,
         at=at,
     )
+
+
+async def test_a_promise_nobody_understands_is_set_aside(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.put("placement.held.p/r1", b'{"epoch": 1, "accepted_ms": 1}')
+    journal.put("placement.held.p/r2", b'{"epoch": "of another kind"}')
+    assert [key for key, _ in promises(journal)] == ["placement.held.p/r1"]
+    assert journal.quarantined == 1
+    journal.close()
