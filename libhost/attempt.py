@@ -44,7 +44,7 @@ def limit_project(scratch: Path) -> str:
 def mount_loop(scratch: Path) -> str:
     image = scratch / "disk.img"
     disk_loop.make_filesystem(image, DiskLimits(size_mib=8))
-    os.close(disk_loop.mount_image(image))
+    os.close(disk_loop.mount_image(image)[1])
     return "an ext4 image was mounted from a loop device"
 
 
@@ -63,7 +63,7 @@ def stack(scratch: Path, image: Path, mode: OverlayMode) -> str:
             disk = os.open(scratch, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             lower = Place(disk, scratch / "tree")
         else:
-            disk = disk_loop.mount_image(scratch / "disk.img")
+            disk = disk_loop.mount_image(scratch / "disk.img")[1]
             lower = Place(erofs.mount_image(image), None)
             held.callback(os.close, lower.fd)
         held.callback(os.close, disk)

@@ -48,6 +48,7 @@ class PreparedDisk:
     """An image nobody owns yet, mounted by descriptor only."""
 
     image: Path
+    device: Path
     mount_fd: int
 
 
@@ -62,6 +63,8 @@ class LoopDisk:
         self._pool_size = pool_size
         self._pool: defaultdict[DiskLimits, deque[PreparedDisk]] = defaultdict(deque)
         self._template_lock = threading.Lock()
+        # Where a sandbox's image was seen last: finding it again looks at every loop device.
+        self._devices: dict[str, Path] = {}
         # A predecessor's prepared images are detached by now; they cost less than finding out
         # whether each of them was finished.
         move_to_trash(paths, paths.disks_dir)
@@ -77,13 +80,14 @@ class LoopDisk:
         except BaseException:
             os.close(disk.mount_fd)
             raise
+        self._devices[sandbox.sandbox_id] = disk.device
         return self._layer(sandbox, disk.mount_fd)
 
     def open(self, sandbox: SandboxPaths) -> WritableLayer:
-        return self._layer(sandbox, mount_image(sandbox.disk_image))
+        return self._layer(sandbox, self._mount_existing(sandbox))
 
     def usage(self, sandbox: SandboxPaths) -> DiskUsage:
-        mount_fd = mount_image(sandbox.disk_image)
+        mount_fd = self._mount_existing(sandbox)
         try:
             return usage_of(mount_fd)
         finally:
@@ -92,6 +96,7 @@ class LoopDisk:
     def discard(self, sandbox: SandboxPaths) -> None:
         if self._by_path and sandbox.disk_dir.is_mount():
             syscall.umount2(str(sandbox.disk_dir), syscall.MNT_DETACH)
+        self._devices.pop(sandbox.sandbox_id, None)
         move_to_trash(self._paths, sandbox.state_dir)
 
     def refill(self, sizes: Sequence[DiskLimits]) -> int:
@@ -125,13 +130,13 @@ class LoopDisk:
         image = self._paths.disks_dir / f"{secrets.token_hex(8)}.img"
         try:
             _copy_sparse(template, image)
-            mount_fd = mount_new_image(image)
+            device, mount_fd = mount_image(image)
         except BaseException:
             image.unlink(missing_ok=True)
             raise
         for name in ("upper", "work"):
             os.mkdir(name, 0o755, dir_fd=mount_fd)
-        return PreparedDisk(image, mount_fd)
+        return PreparedDisk(image, device, mount_fd)
 
     def _template(self, limits: DiskLimits) -> Path:
         template = self._paths.disks_dir / f"{limits.size_mib}-{limits.files}.template"
@@ -139,6 +144,22 @@ class LoopDisk:
             if not template.exists():
                 make_filesystem(template, limits)
         return template
+
+    def _mount_existing(self, sandbox: SandboxPaths) -> int:
+        """Of a live sandbox the same file system once more, else the image attached anew."""
+        image = sandbox.disk_image
+        device = self._devices.get(sandbox.sandbox_id)
+        if device is None or not loop.is_behind(device, image):
+            device = loop.device_of(image)
+        if device is not None:
+            with contextlib.suppress(OSError):  # detached meanwhile
+                mount_fd = _mount_device(device)
+                # Mounted, it stays what it is; until then it could have become another's.
+                if loop.is_behind(device, image):
+                    return mount_fd
+                os.close(mount_fd)
+        self._devices[sandbox.sandbox_id], mount_fd = mount_image(image)
+        return mount_fd
 
     def _layer(self, sandbox: SandboxPaths, mount_fd: int) -> WritableLayer:
         if not self._by_path:
@@ -183,18 +204,11 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
         start += os.copy_file_range(source, target, end - start, start, start)
 
 
-def mount_image(image: Path) -> int:
-    """A detached mount of the image; of a live one the same file system once more."""
-    device = loop.device_of(image)
-    return mount_new_image(image) if device is None else _mount_device(device)
-
-
-def mount_new_image(image: Path) -> int:
-    """As :func:`mount_image` for an image that nobody has attached: looking for its device would
-    mean to read about every loop device of the host."""
+def mount_image(image: Path) -> tuple[Path, int]:
+    """Attach an image that is not attached and mount it detached: the device and the mount."""
     device_fd, device = loop.attach(image)
     try:
-        return _mount_device(device)
+        return device, _mount_device(device)
     finally:
         os.close(device_fd)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CONFIGURE = 0x4C0A
-_LOOP_CLR_FD = 0x4C01
 _LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 # struct loop_config (linux/loop.h): fd, block_size, loop_info64 of which only lo_flags is set.
@@ -67,25 +66,23 @@ def _free_number() -> int:
 def attached() -> Iterator[tuple[Path, Path]]:
     """Every (device, image) of the host; a deleted image's name ends in `` (deleted)``."""
     for entry in _SYS_BLOCK.glob("loop*"):
-        try:
-            backing = (entry / "loop" / "backing_file").read_text().rstrip("\n")
-        except OSError:  # not attached, or no longer
-            continue
-        yield Path("/dev") / entry.name, Path(backing)
+        backing = _backing_file(entry)
+        if backing is not None:
+            yield Path("/dev") / entry.name, backing
 
 
 def device_of(image: Path) -> Path | None:
-    """The device an image is attached to, if it is."""
+    """The device an image is attached to, if it is. Looks at every device of the host."""
     return next((device for device, backing in attached() if backing == image), None)
 
 
-def detach(device: Path) -> None:
-    """Detach now or, if it is in use, when it no longer is."""
-    fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+def is_behind(device: Path, image: Path) -> bool:
+    return _backing_file(_SYS_BLOCK / device.name) == image
+
+
+def _backing_file(entry: Path) -> Path | None:
+    """None if the device is not attached, or no longer."""
     try:
-        fcntl.ioctl(fd, _LOOP_CLR_FD)
-    except OSError as err:
-        if err.errno != errno.ENXIO:
-            raise
-    finally:
-        os.close(fd)
+        return Path((entry / "loop" / "backing_file").read_text().rstrip("\n"))
+    except OSError:
+        return None

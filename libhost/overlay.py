@@ -99,7 +99,8 @@ OverlayOp = SetFlag | SetString | SetFd | SetPath
 
 # redirect_dir: without it rename(2) of a directory from a layer is EXDEV, and `git mv` fails.
 # index, metacopy: an upper must mean the same on top of the same layers in another place.
-# volatile: a sandbox does not survive its node, so fsync inside need not reach the disk.
+# volatile: a sandbox does not survive its node, so fsync inside need not reach the disk. The kernel
+# leaves a mark in the work directory that refuses a second overlay on it.
 _OPTIONS: tuple[OverlayOp, ...] = (
     SetString("redirect_dir", "on"),
     SetString("index", "off"),

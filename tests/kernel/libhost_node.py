@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -154,6 +154,7 @@ class LibhostNode:
         disk: DiskLimits | None = None,
         sched: SchedClass = SchedClass.LS,
         network: bool = False,
+        above: Sequence[MountedLayer] = (),
         spec: ContainerSpec | None = None,
     ) -> Box:
         paths = self.paths.sandbox(sandbox_id or self.new_id())
@@ -162,7 +163,8 @@ class LibhostNode:
             stack.callback(writable.close)
             listen_fd = bind_agent_socket(paths)
             stack.callback(os.close, listen_fd)
-            plan = plan_overlay([self.base], writable.upper, writable.work, self.mode)
+            lowers = [self.base, *above]
+            plan = plan_overlay(lowers, writable.upper, writable.work, self.mode)
             root_fd = apply(plan)
             stack.callback(os.close, root_fd)
             cgroup = self.host.cgroups.create(

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import mmap
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from libhost.cgroup import CgroupLimits, SchedClass
 from libhost.command import CommandFailedError
 from libhost.crun import ContainerSpec
 from libhost.disk import DiskLimits, DiskMode
+from libhost.erofs import build_image
+from libhost.layer import mount_layer, umount_layer
 from libhost.probe import probe_host
 from libhost.sweep import find_remains
 
@@ -184,6 +187,26 @@ def resident_pages(path: Path) -> set[bool]:
     return {bool(page & 1) for page in answer}
 
 
+def test_two_hundred_layers_start_and_the_lowest_is_read(node: LibhostNode, tmp_path: Path) -> None:
+    """As one option string they would not fit into the kernel's 4 KiB."""
+    extra = []
+    for number in range(199):
+        tree = tmp_path / f"tree{number}"
+        tree.mkdir()
+        (tree / f"layer{number}").write_text(str(number))
+        build_image(tree, tmp_path / f"{number}.erofs")
+        digest = f"{number:064x}"
+        extra.append(mount_layer(node.paths, digest, tmp_path / f"{number}.erofs"))
+    try:
+        box = node.start(above=extra)
+        assert int(box.sh("ls / | grep -c layer")) == 199
+        assert box.sh("cat /layer198 /etc/passwd").startswith("198root:")
+        node.remove(box)
+    finally:
+        for layer in extra:
+            umount_layer(node.paths, layer)
+
+
 def test_failed_start_names_the_reason_and_can_be_removed(node: LibhostNode) -> None:
     sandbox_id = node.new_id()
     with pytest.raises(CommandFailedError, match="hostname"):
@@ -218,7 +241,10 @@ def test_real_agent_starts_and_listens(node_name: str, tmp_path: Path) -> None:
     node = LibhostNode(node_name, tmp_path, made)
     try:
         box = node.start()
-        assert pidfd.is_alive(box.container.pidfd)
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.settimeout(10)
+            channel.connect(str(box.paths.agent_socket))
+            assert channel.recv(1)  # it has settled, and greets
         assert os.readlink(f"/proc/{box.container.pid}/exe").startswith("/memfd:aether")
         held = [fd.readlink() for fd in Path(f"/proc/{box.container.pid}/fd").iterdir()]
         assert not [target for target in held if str(target).startswith("/memfd:")]
