@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import structlog
+from opentelemetry import trace
+from opentelemetry.trace import StatusCode
 
 from libdsec.bus import Bus, NobodyListens
 from libdsec.errors import AlreadyExists, Conflict, DSecError, InvalidArgument, Unavailable
@@ -154,6 +156,7 @@ class Driver:
     ) -> None:
         try:
             if isinstance(message, DSecError):
+                trace.get_current_span().set_status(StatusCode.ERROR, str(message))
                 message.request_id = request.request_id
                 await self._bus.send_error(request.reply_to, message, nonce=request.nonce)
             else:
