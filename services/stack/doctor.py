@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ def examine(state_dir: Path) -> Iterator[Check]:
 
 def _kernel() -> Check:
     release = platform.release()
-    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    version = tuple(map(int, numbers.groups())) if numbers else (0, 0)
     hint = f"DSec mounts EROFS images from files: Linux {_KERNEL[0]}.{_KERNEL[1]} or newer"
     return Check("kernel", version >= _KERNEL, release, hint)
 
