@@ -9,9 +9,7 @@ import pytest
 
 from libdsec import DSecClient, Sandbox
 from tests.conformance.sandbox import CommandCases, FileCases, LifeCases, ProcessCases
-from tests.e2e.conftest import Stack, stack
-
-__all__ = ["stack"]  # the fixture
+from tests.stack import Stack
 
 pytestmark = pytest.mark.e2e
 
