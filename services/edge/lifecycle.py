@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from libdsec.errors import DeathReason, DSecError, Internal, SandboxDead
+from libdsec.errors import DeathReason, DSecError, Internal, NoCapacity, SandboxDead
 from libdsec.wire.layer import ResolvedLayers
 from libdsec.wire.sandbox import State
 from libhost.pidfd import ExitStatus, exit_status, identify
@@ -22,6 +22,7 @@ from .clocks import Clocks
 from .death import Evidence, judge
 from .fault import Point
 from .holding import Holding
+from .journal import JournalFullError
 from .node import Node
 from .record import Dead, Origin, Process, Status
 from .sandbox import Sandbox
@@ -193,4 +194,6 @@ class Lifecycle:
 
 def as_refusal(err: BaseException) -> DSecError:
     """Any failure of a start as what its caller is told."""
+    if isinstance(err, JournalFullError):
+        return NoCapacity("the node's journal has no room", retry_after_s=30.0)
     return err if isinstance(err, DSecError) else Internal("the start failed unexpectedly")

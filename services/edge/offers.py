@@ -92,20 +92,31 @@ class Offers:
 
     async def offer(self, offer: Offer, _call: Call) -> OfferReply:
         phases = Phases()
-        with phases.phase("accepted", span="edge accept"):
+        with phases.phase("accepted"):
             step = self._ledger.offer(offer, lambda wanted: self._admit(offer, wanted))
+            starts = [effect for effect in step.effects if isinstance(effect, Start)]
+            entered = [self._enter(start) for start in starts]  # the next offer is judged with them
             try:
                 await self._durable(step)
             except JournalFullError as err:
+                self._ledger.take_back(step)
+                for sandbox in entered:
+                    self._table.drop(sandbox.id)
                 raise Unavailable(f"node {self._node.name} cannot keep a promise: {err}") from err
             self._node.fault(Point.AFTER_ACCEPT_FSYNC)
-        for effect in step.effects:
-            await self._carry_out(effect, phases)
+        for start, sandbox in zip(starts, entered, strict=True):
+            self._start(start, sandbox, phases)
         self._node.fault(Point.BEFORE_OFFER_REPLY)
         return step.reply
 
     async def whohas(self, ask: WhoHas, _call: Call) -> Holding:
-        return await self._drive(self._ledger.whohas(ask))
+        """The answer is a promise too: without room for it there is no answer."""
+        step = self._ledger.whohas(ask)
+        try:
+            await self._durable(step)
+        except JournalFullError as err:
+            raise Unavailable(f"node {self._node.name} cannot keep a promise: {err}") from err
+        return step.reply
 
     async def verdict(self, verdict: Verdict, _call: Call) -> None:
         await self._drive(self._ledger.verdicts([verdict]))
@@ -153,15 +164,20 @@ class Offers:
         await self._journal.sync()
 
     async def _drive(self, step: Step[R]) -> R:
-        await self._durable(step)
+        """What is not an answer to somebody does not wait for room in the journal: after a restart
+        the ledger would ask again, and announcing or killing twice does no harm."""
+        try:
+            await self._durable(step)
+        except JournalFullError as err:
+            _log.error("placement not journaled", error=str(err))
         for effect in step.effects:
-            await self._carry_out(effect, Phases())
+            await self._carry_out(effect)
         return step.reply
 
-    async def _carry_out(self, effect: Effect, phases: Phases) -> None:
+    async def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Start():
-                self._start(effect, phases)
+                self._start(effect, self._enter(effect), Phases())
             case Kill():
                 self._tasks.spawn(self._kill(effect), name=f"kill {effect.sandbox_id}")
             case Announce():
@@ -171,10 +187,9 @@ class Offers:
             case AskRetry():
                 self._tasks.spawn(self._ask_retry(effect), name="ask retry")
 
-    def _start(self, effect: Start, accepted: Phases) -> None:
-        """In the table before the next offer is judged; each item has phases of its own."""
-        offer, phases = effect.offer, Phases()
-        phases.ms |= accepted.ms
+    def _enter(self, effect: Start) -> Sandbox:
+        """Into the table, and into account."""
+        offer = effect.offer
         origin = Origin(
             sandbox_id=effect.sandbox_id,
             project=offer.project,
@@ -185,8 +200,12 @@ class Offers:
             digests=tuple(layer.digest for layer in offer.layers.all),
             created_at=self._node.clock.wall_s(),
         )
-        sandbox = self._lifecycle.accept(origin)
         self._stock.wanted(offer.spec.resources)
+        return self._lifecycle.accept(origin)
+
+    def _start(self, effect: Start, sandbox: Sandbox, accepted: Phases) -> None:
+        phases = Phases()  # of each item its own
+        phases.ms |= {"queued": effect.offer.queued_ms, **accepted.ms}
         self._tasks.spawn(self._create(sandbox, effect, phases), name=f"create {sandbox.id}")
 
     async def _create(self, sandbox: Sandbox, effect: Start, phases: Phases) -> None:
