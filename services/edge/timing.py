@@ -18,20 +18,13 @@ class Phases:
         self.ms: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str, *, span: str = "") -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
-        with _tracer.start_as_current_span(span or name):
+        with _tracer.start_as_current_span(name):
             try:
                 yield
             finally:
                 self.ms[name] = round((time.perf_counter() - began) * 1000, 3)
-
-
-@contextmanager
-def span(name: str, **attributes: str | int | float) -> Iterator[None]:
-    """A span that no phase needs."""
-    with _tracer.start_as_current_span(name, attributes=attributes):
-        yield
 
 
 def record_span(name: str, started_mono_ns: int, ended_mono_ns: int, **attributes: str) -> None:

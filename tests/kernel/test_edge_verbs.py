@@ -224,5 +224,5 @@ async def test_a_create_is_one_trace_and_its_phases_are_spans(world: EdgeWorld) 
     assert found.errors == {}
     spans: list[SpanRecord] = [s for answer in found.replies.values() for s in answer.spans]
     names = {span.name for span in spans}
-    assert {"edge accept", "layers", "network", "policy", "start", "ready", "agent"} <= names
+    assert {"accepted", "layers", "network", "policy", "start", "ready", "agent"} <= names
     assert len({span.trace_id for span in spans}) == 1
