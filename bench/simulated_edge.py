@@ -192,10 +192,10 @@ class SimulatedEdge:
     async def _ask_retry(self, effect: AskRetry) -> None:
         request = effect.request
         try:
-            await self.bus.request(subjects.RETRY, request, node=self.node, budget_s=2.0)
+            reply = await self.bus.request(subjects.RETRY, request, node=self.node, budget_s=2.0)
         except DSecError:
             return
-        await self._drive(self.ledger.retried(request.project, request.items))
+        await self._drive(self.ledger.retried(request.project, request.items, reply.again))
 
     # --- from the bus ---
 

@@ -188,6 +188,13 @@ class Announcement(Message):
     failed: dict[int, ErrorReply] = {}
 
 
+class RetryReply(Message):
+    """The indices that are being placed again. The others have failed, and their caller, whom
+    nobody else knows, is to be told so by the edge."""
+
+    again: tuple[int, ...] = ()
+
+
 class RetryRequest(Message):
     """Confirmed items that an edge could not start; a scheduler frees them in the claim and puts
     `place`, with the attempt raised, into the queue again."""

@@ -147,7 +147,7 @@ LIST_ALL = Rpc(
 # --- between the services ---
 OFFER = Rpc(_NODE + "offer", placement.Offer, placement.OfferReply, "the edge")
 WHOHAS = Rpc("dsec.v1.nodes.whohas", placement.WhoHas, placement.Holding, "any edge")  # scatter
-RETRY = Rpc(_NODE + "retry", placement.RetryRequest, Empty, "a scheduler")
+RETRY = Rpc(_NODE + "retry", placement.RetryRequest, placement.RetryReply, "a scheduler")
 VERDICT = Event(_NODE + "verdict", placement.Verdict)
 ANNOUNCE = Rpc(_NODE + "announce", placement.Verdict, Empty, "the edge")  # again, to a new inbox
 WITHDRAW = Rpc(_NODE + "withdraw", placement.Verdict, Empty, "the edge")  # the request is cancelled

@@ -280,12 +280,12 @@ class Offers:
     async def _ask_retry(self, effect: AskRetry) -> None:
         request = effect.request
         try:
-            await self._bus.request(
+            reply = await self._bus.request(
                 subjects.RETRY, request, node=self._node.name, budget_s=_ASK_BUDGET_S
             )
         except DSecError:
             return  # the ledger asks again
-        await self._drive(self._ledger.retried(request.project, request.items))
+        await self._drive(self._ledger.retried(request.project, request.items, reply.again))
 
     def _ready_item(self, item: AcceptedItem, sandbox: Sandbox) -> ReadyItem:
         return ReadyItem(

@@ -13,6 +13,7 @@ from libdsec.wire.placement import (
     AcceptedItem,
     CancelRequest,
     Inquiry,
+    RetryReply,
     RetryRequest,
     Verdicts,
 )
@@ -49,13 +50,12 @@ class Verbs:
         verdicts = [await self._driver.run(rule(held)) for held in inquiry.held]
         return Verdicts(verdicts=tuple(verdicts))
 
-    async def retry(self, retry: RetryRequest, call: Call) -> Empty:
+    async def retry(self, retry: RetryRequest, call: Call) -> RetryReply:
         _check_own(call.node, retry.items)
         project = check_project(retry.project)
         if not retry.place.reply_to.startswith(f"_INBOX.{project}."):
             raise InvalidArgument(f"reply_to is not an inbox of project {project!r}")
-        await self._driver.run(free(retry))
-        return Empty()
+        return await self._driver.run(free(retry))
 
     async def cancel(self, request: CancelRequest, call: Call) -> Empty:
         left = await self._driver.run(cancel(check_project(call.project), request))

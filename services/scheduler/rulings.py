@@ -14,13 +14,14 @@ from libdsec.wire.placement import (
     Claim,
     ClaimState,
     Held,
+    RetryReply,
     RetryRequest,
     Verdict,
     claim_key,
 )
 
 from .attempt import WITHDRAW_TIMEOUT_S
-from .claims import by_node, digest_of, owned_by, withdrawals
+from .claims import by_node, digest_of, withdrawals
 from .effects import ReadClaim, Republish, Steps, Withdraw, WriteClaim, do
 
 TRIES: Final = 5  # of a compare-and-set against other writers before the caller has to come back
@@ -69,33 +70,47 @@ def _verdict(claim: Claim, held: Held) -> Verdict:
     )
 
 
-def free(retry: RetryRequest) -> Steps[None]:
+def free(retry: RetryRequest) -> Steps[RetryReply]:
     """Items that an edge could not start: the claim forgets them, and the request goes into the
-    queue again. Said twice it has the effect of once."""
+    queue again, unless a newer one owns the claim by now. Said twice it has the effect of once."""
     request, key = retry.place, claim_key(retry.project, retry.place.key)
+    claim = yield from _forget(retry, key)
+    if claim is None or claim.request_id != request.request_id:
+        return RetryReply()
+    again = tuple(i.index for i in retry.items if i.index not in claim.failed)
+    if not again or claim.state in (ClaimState.CANCELLED, ClaimState.FAILED):
+        return RetryReply()
+    if claim.state in _OPEN:
+        message_id = f"{retry.project}.{request.request_id}.{request.attempt}.{min(again)}"
+        yield from do(Republish(retry.project, request, message_id))
+    return RetryReply(again=again)
+
+
+def _forget(retry: RetryRequest, key: str) -> Steps[Claim | None]:
+    """The claim without the dead sandboxes; None if it is not the claim of what was asked for: a
+    node can have placed again what somebody asked for, and nothing else."""
     dead = {item.sandbox_id for item in retry.items}
     for _ in range(TRIES):
         stored = yield from do(ReadClaim(key))
-        if stored is None or stored.claim.digest != digest_of(request):
-            return  # a node can have placed again what was asked for, and nothing else
+        if stored is None or stored.claim.digest != digest_of(retry.place):
+            return None
         claim = stored.claim
-        if not any(item.sandbox_id in dead for item in claim.items):
-            break
-        claim = owned_by(claim, request.request_id).model_copy(
-            update={
-                "items": tuple(i for i in claim.items if i.sandbox_id not in dead),
-                "epoch": claim.epoch + 1,
-                "state": ClaimState.WAITING if claim.state is ClaimState.PLACED else claim.state,
-            }
-        )
+        gone = [item for item in claim.items if item.sandbox_id in dead]
+        if not gone:
+            return claim
+        mine = claim.request_id == retry.request_id
+        update: dict[str, object] = {
+            "items": tuple(item for item in claim.items if item not in gone),
+            "epoch": claim.epoch + 1,
+        }
+        if claim.state is ClaimState.PLACED and mine:
+            update["state"] = ClaimState.WAITING
+        elif claim.state is ClaimState.PLACED:
+            update["failed"] = claim.failed | {item.index: retry.reason for item in gone}
+        claim = claim.model_copy(update=update)
         if (yield from do(WriteClaim(key, claim, stored.revision))) is not None:
-            break
-    else:
-        raise Unavailable(f"the claim of request {request.request_id} is being fought over")
-    if claim.state in _OPEN and claim.request_id == request.request_id:
-        first = min(item.index for item in retry.items)
-        message_id = f"{retry.project}.{request.request_id}.{request.attempt}.{first}"
-        yield from do(Republish(retry.project, request, message_id))
+            return claim
+    raise Unavailable(f"the claim of request {retry.request_id} is being fought over")
 
 
 def cancel(project: str, request: CancelRequest) -> Steps[tuple[AcceptedItem, ...]]:

@@ -13,6 +13,7 @@ from libdsec.wire.model import Message
 from libdsec.wire.node import Heartbeat, Load
 from libdsec.wire.placement import (
     Offer,
+    RetryReply,
     RetryRequest,
     Verdict,
     Verdicts,
@@ -134,15 +135,15 @@ class Edge:
                 case Inquire(inquiry):
                     self.send("schedulers", inquiry, self._verdicts)
                 case AskRetry(request):
-                    self.send("schedulers", request, lambda _, r=request: self._retried(r))
+                    self.send("schedulers", request, lambda a, r=request: self._retried(r, a))
         if reply is not None:
             reply(step.reply)
 
     def _verdicts(self, reply: Verdicts) -> None:
         self.step(self.ledger.verdicts(reply.verdicts))
 
-    def _retried(self, request: RetryRequest) -> None:
-        self.step(self.ledger.retried(request.project, request.items))
+    def _retried(self, request: RetryRequest, reply: RetryReply) -> None:
+        self.step(self.ledger.retried(request.project, request.items, reply.again))
 
     def announce(self, announce: Announce) -> None:
         """What the real driver does: sandboxes that are gone are reported as failed."""

@@ -174,7 +174,7 @@ class World:
             case Inquiry(held=held):
                 self.schedulers.run(scheduler, _rule_all(held), finish)
             case RetryRequest() as retry:
-                self.schedulers.run(scheduler, free(retry), lambda a: finish(a or ()))
+                self.schedulers.run(scheduler, free(retry), finish)
             case CancelRequest() as request:
                 self.schedulers.run(scheduler, cancel(PROJECT, request), finish)
 

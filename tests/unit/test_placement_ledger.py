@@ -227,8 +227,20 @@ def test_a_failed_start_is_placed_again_once_the_claim_is_known_to_name_it(node:
     assert ask.request.place.attempt == 2
     assert ask.request.place.avoid == ("n1",)
     assert kinds(node.tick(1.0), AskRetry)  # until somebody has agreed
-    node.write(node.ledger.retried("p", [item]))
+    step = node.ledger.retried("p", [item], again=[0])
+    assert step.effects == ()
+    node.write(step)
     assert kinds(node.tick(3.0), AskRetry) == []
+
+
+def test_a_retry_that_nobody_takes_over_fails_to_the_caller(node: Node) -> None:
+    (item,) = node.take(0)
+    node.confirm(item)
+    error = ErrorReply.of(Unavailable("no"))
+    node.ledger.failed(item.sandbox_id, error, retryable=True)
+    (told,) = node.ledger.retried("p", [item], again=[]).effects
+    assert isinstance(told, Announce)
+    assert told.failed == {0: error}
 
 
 @pytest.mark.parametrize(("attempt", "retryable"), [(1, False), (MAX_ATTEMPTS, True)])

@@ -183,7 +183,7 @@ class PlacementMachine(RuleBasedStateMachine):
         named = {
             item.sandbox_id
             for claim, _ in self.world.bucket.values()
-            if claim.state is ClaimState.PLACED
+            if claim.state not in (ClaimState.CANCELLED, ClaimState.FAILED)
             for item in claim.items
         }
         given = {s for caller in self.world.callers.values() for s in caller.has.values()}

@@ -109,7 +109,7 @@ class Request:
         )
 
     def add_inbox(self, inbox: InboxAddress) -> None:
-        if inbox not in self._addresses():
+        if inbox not in self.addresses():
             self.inboxes = [*self.inboxes, inbox][-MAX_INBOXES:]
 
     def inquiry(self) -> Held | None:
@@ -142,7 +142,7 @@ class Request:
             item.due, item.told = False, True
         if not ready and not failed:
             return ()
-        return tuple(self.announce(to, tuple(ready), failed) for to in self._addresses())
+        return tuple(self.announce(to, tuple(ready), failed) for to in self.addresses())
 
     def announce(
         self, to: InboxAddress, ready: tuple[AcceptedItem, ...], failed: dict[int, ErrorReply]
@@ -181,7 +181,7 @@ class Request:
         """Whether a released item is to be placed again rather than to fail."""
         return item.retryable and self.offer is not None and self.offer.attempt < MAX_ATTEMPTS
 
-    def _addresses(self) -> tuple[InboxAddress, ...]:
+    def addresses(self) -> tuple[InboxAddress, ...]:
         if self.offer is None:
             return tuple(self.inboxes)
         offer = self.offer

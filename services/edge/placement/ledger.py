@@ -13,7 +13,7 @@ The driver's rules are in the package's docstring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -222,9 +222,12 @@ class Ledger:
         error = error or ErrorReply.of(SandboxDead(f"{sandbox_id} ended before it was announced"))
         return self.failed(sandbox_id, error, retryable=True)
 
-    def retried(self, project: str, pairs: Iterable[AcceptedItem]) -> Step[None]:
-        """A scheduler has taken over the items of an AskRetry. The callers that had come back with
-        the same key are told to come back once more: nobody else knows their inboxes."""
+    def retried(
+        self, project: str, pairs: Iterable[AcceptedItem], again: Collection[int]
+    ) -> Step[None]:
+        """A scheduler has answered an AskRetry: those of the indices `again` are its business now,
+        the others have failed. Callers that came back with the same key are told that all have:
+        nobody else knows their inboxes."""
         touched: dict[RequestKey, Request] = {}
         told: list[Effect] = []
         for request, item in self._named(project, pairs):
@@ -232,7 +235,8 @@ class Ledger:
                 self._forget(request, item)
                 touched[request.key] = request
                 failed = {item.index: item.error}
-                told += [request.announce(inbox, (), failed) for inbox in request.inboxes]
+                to = request.inboxes if item.index in again else request.addresses()
+                told += [request.announce(inbox, (), failed) for inbox in to]
         return Step(None, tuple(put_held(k, r.record()) for k, r in touched.items()), tuple(told))
 
     def announce_failed(self, announce: Announce) -> None:
