@@ -8,6 +8,7 @@ names and the host lacks has died meanwhile, and its reason is judged from what 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 from pydantic import ValidationError
@@ -55,6 +56,17 @@ def promises(journal: Journal) -> list[tuple[str, bytes]]:
     return readable
 
 
+@dataclass(frozen=True)
+class Found:
+    """What lives of a sandbox, as the host shows it."""
+
+    process: StartedContainer
+    cgroup: SandboxCgroup
+    link: Link | None
+    frozen: bool
+    oom_kills: int  # so far; whoever was told of them is not to be told again
+
+
 class Adoption:
     """adopt() once, before anything is served; connect() when the agents may be spoken to."""
 
@@ -73,7 +85,7 @@ class Adoption:
             if found is None:
                 await self._bury(origin, status)
             else:
-                self._hold(origin, status, *found)
+                self._hold(origin, status, found)
 
     def fates(self, dead: set[str]) -> Mapping[str, Fate]:
         """What the placement ledger has to know of every sandbox that was ever ready."""
@@ -93,41 +105,35 @@ class Adoption:
             elif not sandbox.paused:
                 self._tasks.spawn(self._greet(sandbox), name=f"greet {sandbox.id}")
 
-    def _find(
-        self, origin: Origin, status: Status
-    ) -> tuple[StartedContainer, SandboxCgroup, Link | None] | None:
+    def _find(self, origin: Origin, status: Status) -> Found | None:
         """The living parts, or None if its first process is gone. Blocking."""
         process, host = status.process, self._node.host
         if process is None or process.boot_id != self._node.boot_id:
             return None
         try:
-            pidfd = open_process(ProcessIdentity(process.pid, process.start_ticks))
             cgroup = host.cgroups.open(origin.sandbox_id)
+            pidfd = open_process(ProcessIdentity(process.pid, process.start_ticks))
         except (ProcessLookupError, FileNotFoundError):
             return None
         paths = host.paths.sandbox(origin.sandbox_id)
         link = host.network.find(paths) if host.network is not None else None
-        return StartedContainer(process.pid, pidfd), cgroup, link
+        oom_kills = cgroup.stats().memory.oom_kills
+        container = StartedContainer(process.pid, pidfd)
+        return Found(container, cgroup, link, cgroup.is_frozen(), oom_kills)
 
-    def _hold(
-        self,
-        origin: Origin,
-        status: Status,
-        process: StartedContainer,
-        cgroup: SandboxCgroup,
-        link: Link | None,
-    ) -> None:
+    def _hold(self, origin: Origin, status: Status, found: Found) -> None:
         now = self._node.clock.monotonic_s()
-        running = not cgroup.is_frozen()  # the kernel's word goes before the journal's
+        running = not found.frozen  # the kernel's word goes before the journal's
         status = status.model_copy(update={"state": State.READY if running else State.PAUSED})
         lived_s = status.lived_s + (now - status.since_mono if running else 0.0)
         clocks = Clocks(status.lifetime, now, lived_s=lived_s)
         if not running:
             clocks.pause(now, already_s=now - status.since_mono)
         holding = Holding(self._node, self._node.host.paths.sandbox(origin.sandbox_id))
-        holding.adopt(process, cgroup, link)
-        sandbox = Sandbox(origin, status, holding, clocks, journaled=True)
-        self._table.add(sandbox)
+        holding.adopt(found.process, found.cgroup, found.link)
+        self._table.add(
+            Sandbox(origin, status, holding, clocks, journaled=True, oom_kills_told=found.oom_kills)
+        )
 
     async def _bury(self, origin: Origin, status: Status) -> None:
         """It died while nobody looked. The sweep that follows removes what is left of it."""

@@ -68,7 +68,7 @@ class Edge:
             node, bus, table, facts, point, ground.switches, ledger.lease,
             advertised(settings, ground, node),
         )  # fmt: skip
-        transfers = Transfers(state_dir / "transfers", clock)
+        transfers = Transfers(node, state_dir / "transfers")
         verbs = Verbs(
             offers=offers,
             sandbox=SandboxVerbs(node, table, lifecycle, pauses, policing),

@@ -75,7 +75,7 @@ class Files:
         data: bytes | None = request.data
         if request.offset > 0 or not request.last:
             limit = sandbox.origin.spec.resources.disk_mib << 20
-            data = self._transfers.take(sandbox.id, request, limit_bytes=limit)
+            data = await self._transfers.take(sandbox.id, request, limit_bytes=limit)
         if data is None:
             return FileWritten(received=request.offset + len(request.data))
         async with self._inside(request.sandbox_id, request.path, call) as (sandbox, channel):

@@ -16,6 +16,7 @@ from libdsec.wire import subjects
 from libdsec.wire.policy import (
     ApplyPolicy,
     AuditPolicy,
+    CheckPolicy,
     PolicyAudit,
     PolicyHealth,
     PolicyInForce,
@@ -23,6 +24,7 @@ from libdsec.wire.policy import (
     ReconcilePolicy,
     RemovePolicy,
 )
+from libdsec.wire.sandbox import PolicySpec
 from libdsec.wire.snapshot import FreezeRequest, Frozen, SnapshotterHealth, Thawed, ThawRequest
 
 SILENT_AFTER_S: Final = 3.0
@@ -86,6 +88,15 @@ class PolicyPeer:
                 hint="the request is worth repeating",
             )
         return reply
+
+    async def check(self, policy: PolicySpec) -> None:
+        """Raises DSecError if this policy could not be put in force here."""
+        await self._bus.request(
+            subjects.POLICY_CHECK,
+            CheckPolicy(policy=policy),
+            node=self._node,
+            budget_s=_APPLY_BUDGET_S,
+        )
 
     async def remove(self, sandbox_id: str) -> None:
         await self._bus.request(

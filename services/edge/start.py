@@ -56,6 +56,7 @@ class StartPlan:
     disk: DiskLimits
     container: ContainerSpec
     policy: PolicySpec
+    later_policies: tuple[PolicySpec, ...]  # of the other phases: refused now, not when it is time
     needs_link: bool
     nameservers: tuple[str, ...]
 
@@ -88,6 +89,7 @@ def plan_start(
         disk=DiskLimits(size_mib=resources.disk_mib, max_files=resources.max_files),
         container=ContainerSpec(hostname=hostname, shm_mib=resources.shm_mib),
         policy=policy,
+        later_policies=tuple(p for name, p in spec.phases.items() if name != spec.phase),
         needs_link=not isinstance(policy.network, NetworkNone) or _may_get_network(spec),
         nameservers=nameservers,
     )
@@ -184,6 +186,8 @@ class _Run:
         cgroup, link = self._holding.cgroup, self._holding.link
         if cgroup is None:
             raise Internal("a policy needs its cgroup")
+        for later in self._plan.later_policies:
+            await self._node.policy.check(later)
         self._holding.policed = True  # from here on it may be in force, whatever the answer is
         self._in_force = await self._node.policy.apply(
             ApplyPolicy(

@@ -15,7 +15,7 @@ from typing import Final
 from libdsec.errors import InvalidArgument, QuotaExceeded
 from libdsec.wire.files import FileWrite
 
-from ..chassis.clock import Clock
+from .node import Node
 
 TRANSFER_IDLE_S: Final = 120.0
 TRANSFERS_LIMIT: Final = 256
@@ -33,12 +33,13 @@ class _Transfer:
 class Transfers:
     """take() chunk by chunk -> the whole, or None while more is to come; close() at the end."""
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
+    def __init__(self, node: Node, directory: Path) -> None:
+        self._node = node
+        self._clock = node.clock
         self._directory = directory
-        self._clock = clock
         self._open: dict[tuple[str, str], _Transfer] = {}
 
-    def take(self, sandbox_id: str, chunk: FileWrite, *, limit_bytes: int) -> bytes | None:
+    async def take(self, sandbox_id: str, chunk: FileWrite, *, limit_bytes: int) -> bytes | None:
         """A chunk that was seen before changes nothing, so it may be sent again.
 
         Raises:
@@ -65,9 +66,11 @@ class Transfers:
         transfer.touched_s = self._clock.monotonic_s()
         if not chunk.last:
             return None
-        whole = os.pread(transfer.fd, transfer.received, 0)
-        self._end(key)
-        return whole
+        del self._open[key]  # nobody adds to it any more
+        try:
+            return await self._node.run(os.pread, transfer.fd, transfer.received, 0)
+        finally:
+            os.close(transfer.fd)
 
     def close(self) -> None:
         for key in tuple(self._open):

@@ -66,6 +66,9 @@ class PlayedPolicy:
         self.in_force[apply.sandbox_id] = apply
         return PolicyInForce(generation=apply.generation, hosts=self.hosts)
 
+    async def check(self, policy: object) -> None:
+        return None
+
     async def remove(self, sandbox_id: str) -> None:
         self.in_force.pop(sandbox_id, None)
 

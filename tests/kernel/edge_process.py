@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from libdsec.bus import Bus, Call, Part
-from libdsec.errors import DSecError, NotFound, Unavailable
+from libdsec.errors import DSecError, NotFound, Unavailable, Unsupported
 from libdsec.wire import subjects
 from libdsec.wire.execution import ExecDone, ExecRequest
 from libdsec.wire.ids import random_name
@@ -39,6 +39,7 @@ from libdsec.wire.placement import (
 )
 from libdsec.wire.policy import (
     ApplyPolicy,
+    CheckPolicy,
     PolicyHealth,
     PolicyInForce,
     Reconciled,
@@ -76,6 +77,7 @@ class Played:
     async def start(self) -> None:
         serve, at = self.bus.serve, {"node": self.node}
         await serve(subjects.POLICY_APPLY, self._apply, **at)
+        await serve(subjects.POLICY_CHECK, self._check, **at)
         await serve(subjects.POLICY_REMOVE, self._remove, **at)
         await serve(subjects.POLICY_RECONCILE, self._reconcile, **at)
         await serve(subjects.INQUIRE, self._inquire, **at)
@@ -93,6 +95,11 @@ class Played:
     async def _apply(self, apply: ApplyPolicy, _: Call) -> PolicyInForce:
         self.policies[apply.sandbox_id] = apply
         return PolicyInForce(generation=apply.generation)
+
+    async def _check(self, check: CheckPolicy, _: Call) -> PolicyInForce:
+        if any("**" not in path for path in check.policy.protected_paths):
+            raise Unsupported("this node protects whole trees only")
+        return PolicyInForce(generation=0)
 
     async def _remove(self, remove: RemovePolicy, _: Call) -> Empty:
         self.policies.pop(remove.sandbox_id, None)

@@ -318,7 +318,7 @@ async def test_a_signal_reaches_the_tree_and_the_listing_shows_what_runs(parts: 
 
 async def test_files_go_in_and_out_whole(parts: Parts, tmp_path: Path) -> None:
     sandbox = await parts.sandbox()
-    transfers = Transfers(tmp_path, parts.node.clock)
+    transfers = Transfers(parts.node, tmp_path)
     files = Files(parts.table, parts.pauses, transfers)
     where = {"sandbox_id": sandbox.id, "path": "/root/data"}
     data = os.urandom(700_000)

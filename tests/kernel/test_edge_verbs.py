@@ -80,6 +80,15 @@ async def test_a_network_is_replaced_wholly_and_phases_are_named(world: EdgeWorl
     await ask(world, subjects.SET_NETWORK, SetNetwork(sandbox_id=bare, network=NetworkNone()))
 
 
+async def test_a_later_phase_that_cannot_be_enforced_is_refused_at_create(
+    world: EdgeWorld,
+) -> None:
+    phases = {"solve": PolicySpec(), "score": PolicySpec(protected_paths=("/tests",))}
+    with pytest.raises(Unsupported, match="whole trees"):
+        await world.place(phases=phases, phase="solve")
+    assert world.leftovers() == {}
+
+
 async def test_a_policy_the_service_has_lost_is_put_back(world: EdgeWorld) -> None:
     (sandbox_id,) = await world.place(policy=ALLOW)
     lost = world.played.policies.pop(sandbox_id)
