@@ -1,0 +1,62 @@
+"""Many rounds on one stack, with counters that count all the while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from libdsec import DSecClient
+from services.edge.fault import Point
+from tests.stack import Stack
+
+from .audit import SETTLE_S, audit, clear
+from .counters import check_all, outputs_are_whole, start_counters
+from .faults import Round, play
+
+LABEL = "counters"
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Campaign:
+    rounds: list[Round] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+async def run(
+    stack: Stack,
+    client: DSecClient,
+    plan: Sequence[tuple[Point, int]],
+    *,
+    counters: int,
+    batch: int,
+    tell: Tell,
+) -> Campaign:
+    """Play (point, seed) after (point, seed); after each `batch` of them look whether all holds."""
+    tell(f"starting {counters} counters")
+    counting = await start_counters(client, counters, LABEL)
+    campaign = Campaign()
+    for first in range(0, len(plan), batch):
+        rounds = []
+        for point, seed in plan[first : first + batch]:
+            rounds.append(await play(stack, client, point, seed))
+            tell(f"round {len(campaign.rounds) + len(rounds)} of {len(plan)}: {say(rounds[-1])}")
+        campaign.rounds += rounds
+        await asyncio.sleep(SETTLE_S)
+        found = await audit(stack, client, rounds) + await check_all(counting)
+        found += await clear(client)
+        campaign.findings += found
+        tell(f"two leases later: {len(found)} findings" + "".join(f"\n    {f}" for f in found))
+    campaign.findings += await outputs_are_whole(counting)
+    await client.stop_many(labels={"job": LABEL})
+    return campaign
+
+
+def say(done: Round) -> str:
+    died = f"{done.node} died" if done.fired else f"{done.node} did not come by"
+    return (
+        f"{done.name}: {died}, {done.disturbance}; {len(done.sandboxes)} sandboxes, "
+        f"{len(done.errors)} errors {done.codes or ''} in {done.took_s:.1f} s"
+    )
