@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import mmap
@@ -246,7 +247,15 @@ def test_real_agent_starts_and_listens(node_name: str, tmp_path: Path) -> None:
             channel.connect(str(box.paths.agent_socket))
             assert channel.recv(1)  # it has settled, and greets
         assert os.readlink(f"/proc/{box.container.pid}/exe").startswith("/memfd:aether")
-        held = [fd.readlink() for fd in Path(f"/proc/{box.container.pid}/fd").iterdir()]
-        assert not [target for target in held if str(target).startswith("/memfd:")]
+        assert not [name for name in open_files(box.container.pid) if name.startswith("/memfd:")]
     finally:
         node.close()
+
+
+def open_files(pid: int) -> list[str]:
+    """It runs: what it has closed between the listing and the look is passed over."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return names
