@@ -3,7 +3,9 @@
 It owns the connections, the background work that outlives a call, and the rule for repeating: an
 `Unavailable` that says when to come back was refused *before* anything was done (nobody there, too
 busy), so the same message may be sent again while an edge or a scheduler restarts; any other may
-have been carried out and is the caller's to judge.
+have been carried out and is the caller's to judge. Silence is no answer either: whoever was asked
+may have been killed with the request in its hands, and its successor does not know of it. So what
+does no harm twice is asked again while the first asking still waits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
@@ -20,7 +22,7 @@ from .errors import DSecError, InvalidArgument, Unavailable
 from .operation import Operation, operation
 from .settings import ClientSettings
 from .span_report import SpanReport
-from .wire.defaults import LEASE_S
+from .wire.defaults import LEASE_S, SUSPECT_AFTER_S
 from .wire.envelope import Rpc
 from .wire.model import Message
 from .wire.subjects import REPORT_SPANS
@@ -34,6 +36,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 CALL_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 3.0
+SILENCE_S = SUSPECT_AFTER_S  # then the same is asked again; each time twice as late
 _REPEAT_S = 0.5
 
 
@@ -105,23 +108,27 @@ class Connection:
 
         Args:
             idempotent: doing it twice is as good as once, so it is repeated after a lost
-                connection as well.
+                connection and after silence as well.
 
         Raises:
             Unavailable: names the node, where the message was for one.
         """
         bus = await (self.bulk() if bulk else self.bus())
         budget, patience = Budget(budget_s), Budget(min(budget_s, patience_s))
+
+        async def ask() -> Rep:
+            return await bus.request(
+                rpc,
+                message,
+                project=self.project,
+                node=node,
+                budget_s=budget.remaining_s,
+                request_id=op.request_id,
+            )
+
         while True:
             try:
-                return await bus.request(
-                    rpc,
-                    message,
-                    project=self.project,
-                    node=node,
-                    budget_s=budget.remaining_s,
-                    request_id=op.request_id,
-                )
+                return await (_insisting(ask, budget) if idempotent else ask())
             except Unavailable as err:
                 wait_s = err.retry_after_s
                 if wait_s is None and idempotent:
@@ -171,6 +178,27 @@ class Connection:
             await self._bus.publish(REPORT_SPANS, spans, project=self.project, node=node)
         except DSecError:
             self.spans.dropped += len(spans.spans)
+
+
+async def _insisting(ask: Callable[[], Awaitable[Rep]], budget: Budget) -> Rep:
+    """The first answer to any of several askings."""
+    askings: set[asyncio.Task[Rep]] = set()
+    silence_s = SILENCE_S
+    try:
+        while True:
+            askings.add(asyncio.ensure_future(ask()))
+            answered, _ = await asyncio.wait(
+                askings,
+                timeout=silence_s if silence_s < budget.remaining_s else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if answered:
+                return answered.pop().result()
+            silence_s *= 2
+    finally:
+        for asking in askings:
+            asking.cancel()
+        await asyncio.gather(*askings, return_exceptions=True)
 
 
 def named(err: Unavailable, node: str) -> Unavailable:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from libdsec import (
     DeathReason,
@@ -21,9 +22,10 @@ from libdsec import (
     SandboxDead,
     Unavailable,
     Unsupported,
+    connection,
 )
 from libdsec.wire.sandbox import NetworkAllow, NetworkNone, State
-from tests.world.memory import MemoryServer
+from tests.world.memory import MemoryLink, MemoryServer
 from tests.world.world import World
 
 
@@ -140,6 +142,43 @@ async def test_an_absent_node_is_waited_for_and_named(
 
 
 # --- not built yet --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lost(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first request after `stop` or `rename` vanishes, as with an edge that is killed."""
+    monkeypatch.setattr(connection, "SILENCE_S", 0.05)
+    seen: list[str] = []
+    publish = server.publish
+
+    def lossy(sender: MemoryLink, msg: Msg) -> None:
+        verb = msg.subject.rpartition(".")[2]
+        if verb in ("stop", "rename"):
+            seen.append(verb)
+            if len(seen) == 1:
+                return
+        publish(sender, msg)
+
+    monkeypatch.setattr(server, "publish", lossy)
+    return seen
+
+
+async def test_what_vanished_with_its_edge_is_asked_again(
+    world: World, sandbox: Sandbox, lost: list[str]
+) -> None:
+    async with asyncio.timeout(5):
+        await sandbox.stop()
+    assert len(lost) >= 2
+    assert world.edge.boxes[sandbox.id].info.death == "stopped"
+
+
+async def test_what_may_not_be_done_twice_is_not_asked_again(
+    sandbox: Sandbox, lost: list[str]
+) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await sandbox.files.rename("/tmp/a", "/tmp/b")
+    assert lost == ["rename"]
 
 
 async def test_names_that_are_not_built_exist_and_say_so(
