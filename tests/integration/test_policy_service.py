@@ -128,6 +128,11 @@ class Node:
 
     async def restart(self, number: int, *, reason: str = "", ready: bool = True) -> None:
         self.process.end(number)
+        # What the old process said may still be on its way: a round trip to the server brings it.
+        last = PolicyHealth(ready=False, reason="ended")
+        await self.bus.publish(
+            subjects.POLICY_HEALTH, last, node=self.world.paths.node, confirm=True
+        )
         while not self._heard.empty():
             self._heard.get_nowait()
         self.process.start()
