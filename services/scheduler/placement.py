@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from libdsec.wire.defaults import SAMPLE_K
 from libdsec.wire.node import Heartbeat, NodeState
 
 from .filters import Need, dropped_by
 from .overlay import Overlay
+
+NOISE: Final = 0.02  # of a node's operating point; what free memory wanders by itself
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Node:
     beat: Heartbeat
     state: NodeState
     load: float = 0.0
+    work: float = 0.0  # creates in flight and sandboxes, as shares: what measuring cannot blur
     room: float = 0.0
 
     def weigh(self, placed: int) -> None:
@@ -49,6 +53,7 @@ class Node:
         if beat.max_creating:
             creating += placed / beat.max_creating
         self.load = max(load.memory, load.ls_cpu, creating, sandboxes)
+        self.work = creating + sandboxes
 
 
 @dataclass
@@ -118,15 +123,14 @@ def choose(
 
 
 def _least_loaded(pool: list[Node], rng: Random, k: int) -> Node:
-    if len(pool) <= k:
-        return min(pool, key=_load)
-    best = pool[int(rng.random() * len(pool))]
-    for _ in range(k - 1):  # with replacement: as good for k much smaller than the pool
-        other = pool[int(rng.random() * len(pool))]
-        if other.load < best.load:
+    """Of k samples the least loaded. Loads closer than NOISE are equal, and then what counts is
+    the work that was given out: a memory reading that differs by a thousandth must not send a
+    whole burst to one of two idle nodes."""
+    if len(pool) > k:  # with replacement: as good for k much smaller than the pool
+        pool = [pool[int(rng.random() * len(pool))] for _ in range(k)]
+    best = pool[0]
+    for other in pool[1:]:
+        gap = other.load - best.load
+        if gap < -NOISE or (gap <= NOISE and other.work < best.work):
             best = other
     return best
-
-
-def _load(node: Node) -> float:
-    return node.load

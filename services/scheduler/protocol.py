@@ -66,7 +66,8 @@ def _resume(at: Attempt, stored: Stored) -> Steps[Outcome]:
         case Meaning.CONFLICT:
             return (yield from _refuse(at, _conflict(at.request)))
         case Meaning.ANSWER:
-            return (yield from _announce_again(at))
+            first = at.claim.request_id != at.request.request_id
+            return (yield from _announce_again(at, first=first))
         case Meaning.REFUSE:
             return (yield from _refuse(at, next(iter(at.claim.failed.values())).exception()))
         case Meaning.DROP:
@@ -100,7 +101,7 @@ def _continue(at: Attempt) -> Steps[Outcome]:
     inherits = bool(at.claim.items) and before.request_id != at.request.request_id
     outcome = yield from _fill(at)
     if inherits and isinstance(outcome, Done):
-        return (yield from _announce_again(at))  # those items' edges know another inbox
+        return (yield from _announce_again(at, first=True))  # their edges know another inbox
     return outcome
 
 
@@ -155,9 +156,13 @@ def _give_up(at: Attempt, error: DSecError) -> Steps[Outcome]:
     return (yield from _report(at, failed))
 
 
-def _announce_again(at: Attempt) -> Steps[Outcome]:
-    """Everything is placed: the claim is this caller's now, and its edges tell it so. What a lost
-    node held has failed, and the claim says so: the node ends it if it ever comes back."""
+def _announce_again(at: Attempt, *, first: bool) -> Steps[Outcome]:
+    """Everything is placed: the claim is this caller's now, and its edges tell it so.
+
+    What a lost node holds has failed for a caller that cannot have heard of it (`first`), and the
+    claim says so: the node ends it if it ever comes back. One that may have heard of it decides by
+    itself, when its time is over.
+    """
     claim = owned_by(at.claim, at.request.request_id)
     if claim is not at.claim and not (yield from at.store(claim)):
         return LOOK_AGAIN
@@ -168,11 +173,12 @@ def _announce_again(at: Attempt) -> Steps[Outcome]:
     if len(lost) < len(silent) and at.left_s > 0:
         return LOOK_AGAIN
     failed = dict(at.claim.failed)
-    for node, verdict in lost.items():
-        dead = SandboxDead(f"node {node} is lost", reason=DeathReason.NODE_LOST)
-        failed |= {item.index: ErrorReply.of(dead) for item in verdict.confirmed}
-    if lost and not (yield from _condemn(at, failed)):
-        return LOOK_AGAIN
+    if lost and first:
+        for node, verdict in lost.items():
+            dead = SandboxDead(f"node {node} is lost", reason=DeathReason.NODE_LOST)
+            failed |= {item.index: ErrorReply.of(dead) for item in verdict.confirmed}
+        if not (yield from _condemn(at, failed)):
+            return LOOK_AGAIN
     return (yield from _report(at, failed)) if failed else Done()
 
 

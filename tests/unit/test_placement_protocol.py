@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libdsec.wire.placement import ClaimState
+from libdsec.wire.placement import ClaimState, claim_key
 
-from .placement_world import Edge, World
+from .placement_world import PROJECT, Edge, World
 
 pick = st.integers(0, 1 << 10)
 which = st.integers(0, 2)
@@ -206,13 +206,15 @@ class PlacementMachine(RuleBasedStateMachine):
                 assert not left, f"{left} runs for {caller}"
 
     def nothing_was_taken_away(self) -> None:
-        """A sandbox that a caller has was not killed, unless somebody with its key gave up or was
-        told that its node is lost."""
+        """A sandbox that a caller has was not killed, unless somebody with its key gave up, or was
+        told that its node is lost (it may have heard of the sandbox just before)."""
         for key in "abc":
             callers = [c for c in self.world.callers.values() if c.request.key == key]
             if len(callers) == 1 and callers[0].keeps and callers[0].kept:
                 assert not set(callers[0].kept) & self.world.killed
-            if any(c.cancelled or c.errors or c.failed for c in callers):
+            claim, _ = self.world.bucket.get(claim_key(PROJECT, key), (None, 0))
+            told = claim is not None and claim.failed
+            if told or any(c.cancelled or c.errors or c.failed for c in callers):
                 continue
             for caller in callers:
                 assert not set(caller.has.values()) & self.world.killed, caller
