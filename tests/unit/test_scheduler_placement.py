@@ -56,6 +56,18 @@ def test_items_go_to_the_least_loaded_and_each_counts_for_the_next() -> None:
     assert made.choose(NEED, 30, ()).groups == {"b": 20, "a": 10}
 
 
+def test_a_reading_of_memory_does_not_send_a_burst_to_one_of_two_idle_nodes() -> None:
+    idle = beat("a", room=1600, load=Load(memory=0.251))
+    same = beat("b", room=1600, load=Load(memory=0.249))
+    assert cluster(idle, same).choose(NEED, 20, ()).groups == {"a": 10, "b": 10}
+
+
+def test_a_node_that_is_really_fuller_is_left_alone() -> None:
+    full = beat("a", room=1600, load=Load(memory=0.40))
+    idle = beat("b", room=1600, load=Load(memory=0.25))
+    assert cluster(full, idle).choose(NEED, 20, ()).groups == {"b": 20}
+
+
 def test_sampling_spreads_over_many_nodes_far_better_than_chance() -> None:
     beats = [beat(f"n{i}", room=1000) for i in range(160)]
     spread = {k: max(cluster(*beats, k=k).choose(NEED, 16_000, ()).groups.values()) for k in (1, 3)}
