@@ -127,7 +127,9 @@ class Supervisor:
             TimeoutError: it did not become ready.
         """
         process = self._find(name)
-        self._watchers.pop(name).cancel()
+        watcher = self._watchers.pop(name)
+        watcher.cancel()
+        await asyncio.wait({watcher})  # it must have let go of the process's descriptor
         await process.stop()
         process.start(extra_env)
         self._record()
@@ -157,8 +159,7 @@ class Supervisor:
         pause = _RESTART_MIN_S
         while True:
             born = loop.time()
-            watch = asyncio.ensure_future(process.exited())
-            while not (await asyncio.wait({watch}, timeout=_LOG_CHECK_S))[0]:
+            while not await _exits_within(process, _LOG_CHECK_S):
                 process.cap_log()
             if loop.time() - born > 10 * _RESTART_MAX_S:
                 pause = _RESTART_MIN_S
@@ -184,3 +185,12 @@ class Supervisor:
             kept = json.loads(self._paths.processes.read_text())
             return {name: pidfd.ProcessIdentity(*pair) for name, pair in kept.items()}
         return {}
+
+
+async def _exits_within(process: Process, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await process.exited()
+    except TimeoutError:
+        return False
+    return True
