@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--points", nargs="*", default=list(Point), choices=list(Point))
     parser.add_argument("--minutes", type=float, default=10.0, help="of edge restarts")
     parser.add_argument("--counters", type=int, default=50, help="sandboxes that count meanwhile")
+    parser.add_argument("--logs", type=Path, help="a directory to copy the services' logs to")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     return parser.parse_args()
 
@@ -113,8 +116,12 @@ def document(faults: Campaign, loop: Restarts) -> dict[str, object]:
 def main() -> int:
     options = arguments()
     with running_stack(prefix="dsec-chaos-") as stack:
-        faults, loop = asyncio.run(everything(stack, options))
         _ = stack.description
+        try:
+            faults, loop = asyncio.run(everything(stack, options))
+        finally:
+            if options.logs:
+                shutil.copytree(stack.paths.log, options.logs, dirs_exist_ok=True)
     loop.findings += [f"left on the host: {what}" for what in left_on_host(stack)]
     if options.json:
         print(json.dumps(document(faults, loop)))

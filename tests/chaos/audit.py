@@ -21,7 +21,10 @@ _LIST_S = 30.0
 
 async def audit(stack: Stack, client: DSecClient, rounds: Sequence[Round]) -> list[str]:
     """Everything that does not hold, in words. Call it SETTLE_S after the last round."""
-    listed = await _everything(client)
+    try:
+        listed = await _everything(client)
+    except TimeoutError:
+        return [f"not every node answers `list` within {_LIST_S:.0f} s: {await _nodes(client)}"]
     alive = {info.sandbox_id: info for info in listed if info.state is not State.DEAD}
     findings = [f"{r.name}: {finding}" for r in rounds for finding in r.findings]
     findings += _requests(rounds, [i for i in alive.values() if i.labels.get("job") == LABEL])
@@ -57,6 +60,14 @@ async def _everything(client: DSecClient) -> list[SandboxInfo]:
             ):
                 return found
             await asyncio.sleep(0.5)
+
+
+async def _nodes(client: DSecClient) -> str:
+    try:
+        views = await client.nodes()
+    except DSecError as err:
+        return str(err)
+    return ", ".join(f"{view.heartbeat.node} is {view.state}" for view in views)
 
 
 def _requests(rounds: Sequence[Round], alive: Sequence[SandboxInfo]) -> list[str]:

@@ -59,4 +59,5 @@ def say(done: Round) -> str:
     return (
         f"{done.name}: {died}, {done.disturbance}; {len(done.sandboxes)} sandboxes, "
         f"{len(done.errors)} errors {done.codes or ''} in {done.took_s:.1f} s"
+        + "".join(f"\n    {err.code}: {err}" for err in (*done.errors, *done.refused))
     )

@@ -53,12 +53,16 @@ class Round:
 async def play(stack: Stack, client: DSecClient, point: Point, seed: int) -> Round:
     """Run one round; what must hold afterwards is judged two leases later (see `audit`)."""
     rng = random.Random(f"{point}/{seed}")
-    node = rng.choice(stack.node_names)
-    happening = disturbances(rng.choice(stack.node_names))
+    node, other = rng.sample(stack.node_names, 2)
+    happening = disturbances(other)
     turn = (list(Point).index(point) + seed) % len(happening)
     done = Round(point, seed, node, happening[turn])
     edge = f"edge-{node}"
+    before = await _session(client, node)
     await restart(stack, edge, {"DSEC_FAULT": f"{point}:kill:{rng.randint(1, _PASSES)}"})
+    async with asyncio.timeout(_BUDGET_S):  # it is to be offered something
+        while await _session(client, node) in (before, ""):
+            await asyncio.sleep(0.1)
     armed, began = await pid_of(stack, edge), time.monotonic()
     async with asyncio.TaskGroup() as group:
         group.create_task(_disturb(stack, done, rng.uniform(0.2, 1.2)))
@@ -70,6 +74,14 @@ async def play(stack: Stack, client: DSecClient, point: Point, seed: int) -> Rou
             await sandbox.stop()
     done.took_s = time.monotonic() - began
     return done
+
+
+async def _session(client: DSecClient, node: str) -> str:
+    """Of the edge that schedulers believe takes sandboxes on the node now; "" for none."""
+    for view in await client.nodes():
+        if view.heartbeat.node == node and view.state == "live" and view.heartbeat.policy_ready:
+            return view.heartbeat.session
+    return ""
 
 
 async def _disturb(stack: Stack, done: Round, after_s: float) -> None:
