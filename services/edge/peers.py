@@ -78,9 +78,15 @@ class PolicyPeer:
 
     async def apply(self, apply: ApplyPolicy) -> PolicyInForce:
         """Raises DSecError: then nothing may be assumed to be in force."""
-        reply = await self._bus.request(
-            subjects.POLICY_APPLY, apply, node=self._node, budget_s=_APPLY_BUDGET_S
-        )
+        try:
+            reply = await self._bus.request(
+                subjects.POLICY_APPLY, apply, node=self._node, budget_s=_APPLY_BUDGET_S
+            )
+        except DeadlineExceeded as err:  # it may have been killed with the request in its hands
+            raise Unavailable(
+                f"the policy service of {self._node} did not answer within {_APPLY_BUDGET_S:g} s",
+                hint="the request is worth repeating",
+            ) from err
         if reply.generation != apply.generation:
             raise Unavailable(
                 f"the policy service put generation {reply.generation} in force, "
