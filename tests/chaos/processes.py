@@ -13,6 +13,10 @@ from services.stack.up import status
 from tests.stack import Stack
 
 
+class RestartError(Exception):
+    """In the supervisor's words."""
+
+
 async def pids_of(stack: Stack) -> dict[str, int]:
     return {str(p["name"]): int(str(p["pid"])) for p in await status(stack.paths)}
 
@@ -22,11 +26,15 @@ async def pid_of(stack: Stack, name: str) -> int:
 
 
 async def restart(stack: Stack, name: str, env: Mapping[str, str]) -> None:
-    """End a process if it runs and start it, once with more environment; returns when ready."""
+    """End a process if it runs and start it, once with more environment; returns when ready.
+
+    Raises:
+        RestartError: it did not become ready, or died before.
+    """
     request: dict[str, object] = {"command": "restart", "name": name, "env": dict(env)}
     async for line in ask_control(stack.paths.control, request):
         if "error" in line:
-            raise RuntimeError(str(line["error"]))
+            raise RestartError(str(line["error"]))
 
 
 @dataclass(frozen=True)
