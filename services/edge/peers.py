@@ -45,6 +45,10 @@ class Freshness:
     def heard(self, ready: bool, reason: str) -> None:
         self._heard_at, self._ready, self._reason = self._monotonic(), ready, reason
 
+    def asked_in_vain(self) -> None:
+        """It did not answer: whatever it said before, it is not ready until it is heard again."""
+        self._ready, self._reason = False, f"{self._who} does not answer"
+
     @property
     def ready(self) -> bool:
         return self._ready and not self._silent
@@ -77,14 +81,16 @@ class PolicyPeer:
         self.mechanisms = health.mechanisms
 
     async def apply(self, apply: ApplyPolicy) -> PolicyInForce:
-        """Raises DSecError: then nothing may be assumed to be in force."""
+        """Raises DSecError: then nothing may be assumed to be in force. After an Unavailable the
+        node takes no sandboxes until the policy service is heard again."""
         try:
             reply = await self._bus.request(
                 subjects.POLICY_APPLY, apply, node=self._node, budget_s=_APPLY_BUDGET_S
             )
-        except DeadlineExceeded as err:  # it may have been killed with the request in its hands
+        except (Unavailable, DeadlineExceeded) as err:
+            self.health.asked_in_vain()  # it may have been killed with the request in its hands
             raise Unavailable(
-                f"the policy service of {self._node} did not answer within {_APPLY_BUDGET_S:g} s",
+                f"the policy service of {self._node} does not answer: {err.message}",
                 hint="the request is worth repeating",
             ) from err
         if reply.generation != apply.generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.world.memory import MemoryServer, memory_bus
 
 APPLY = ApplyPolicy(sandbox_id="n1_aaaaaa_bbbbbbbbbbbb", generation=2, policy=PolicySpec(),
                     cgroup_id=1)  # fmt: skip
+_CALL = cast("Call", None)  # health is an event, of whose call nothing is used
 
 
 @pytest.fixture
@@ -44,9 +46,17 @@ async def test_silence_is_worth_another_try_elsewhere(bus: Bus, peer: PolicyPeer
     assert told.value.retryable
 
 
-async def test_nobody_there_is_worth_another_try(peer: PolicyPeer) -> None:
-    with pytest.raises(Unavailable):
+async def test_nobody_there_is_not_asked_again_before_it_is_heard(peer: PolicyPeer) -> None:
+    """Else every attempt of every request would be used up on a service that is restarting."""
+    healthy = PolicyHealth(node="n1", ready=True)
+    await peer.on_health(healthy, _CALL)
+    assert peer.health.ready
+    with pytest.raises(Unavailable) as told:
         await peer.apply(APPLY)
+    assert told.value.retryable
+    assert (peer.health.ready, peer.health.reason) == (False, "the policy service does not answer")
+    await peer.on_health(healthy, _CALL)
+    assert peer.health.ready
 
 
 async def test_a_refusal_stands_and_another_generation_is_none(bus: Bus, peer: PolicyPeer) -> None:
@@ -66,8 +76,7 @@ async def test_a_policy_service_is_ready_while_it_says_so(bus: Bus) -> None:
     now = 0.0
     peer = PolicyPeer(bus, "n1", lambda: now)
     assert "not been heard of" in peer.health.reason
-    call = None  # health is an event; nothing of its call is used
-    await peer.on_health(PolicyHealth(node="n1", ready=True), call)  # type: ignore[arg-type]
+    await peer.on_health(PolicyHealth(node="n1", ready=True), _CALL)
     assert (peer.health.ready, peer.health.reason) == (True, "")
     now = peers.SILENT_AFTER_S + 0.1
     assert not peer.health.ready
