@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from libdsec import DSecClient, DSecContainerRunArgs, SandboxDead, sync
+from libdsec.bus import Bus
 from libdsec.errors import Conflict, DSecError, NotFound
+from libdsec.wire.layer import ResolvedLayers
+from libdsec.wire.placement import Offer, WhoHas
+from libdsec.wire.sandbox import SandboxSpec
+from libdsec.wire.subjects import OFFER, WHOHAS
+from services.stack.users import Role, service_user
+from tests.chaos.processes import restart
 from tests.stack import IMAGE, SMALL, Stack
 
 from .mirror import Mirror
@@ -103,3 +112,58 @@ def test_the_blocking_twin_does_the_same(stack: Stack) -> None:
             assert sandbox.id in [info.sandbox_id for info in client.list()]
         with pytest.raises(SandboxDead):
             sandbox.exec(["true"])
+
+
+async def test_a_late_message_of_an_older_epoch_is_refused(
+    stack: Stack, client: DSecClient
+) -> None:
+    """A scheduler that was overtaken cannot have a node start anything, also after a restart."""
+    base = await client.layers.info(IMAGE)
+    node = stack.node_names[0]
+    async with as_scheduler(stack) as scheduler:
+        views = {view.heartbeat.node: view.heartbeat for view in await client.nodes()}
+        late = Offer(
+            request_id="late-request", project="default", key="late", epoch=3,
+            session=views[node].session, items=(0,), reply_to="_INBOX.default.default.x",
+            nonce="n", budget_ms=30_000, spec=SandboxSpec(image=IMAGE),
+            layers=ResolvedLayers(base=base),
+        )  # fmt: skip
+        ask = WhoHas(request_id=late.request_id, project=late.project, epoch=4)
+        asked = await scheduler.gather(WHOHAS, ask, timeout_s=5, expect=[node])
+        assert asked.replies[node].items == ()
+        await is_refused(scheduler, late, node)
+        session = await restarted(stack, client, node, late.session)
+        await is_refused(scheduler, late.model_copy(update={"session": session}), node)
+    assert late.request_id not in [info.request_id async for info in client.list()]
+
+
+async def is_refused(scheduler: Bus, offer: Offer, node: str) -> None:
+    reply = await scheduler.request(OFFER, offer, node=node, budget_s=5)
+    assert reply.accepted == ()
+    assert reply.refused is not None
+    assert (reply.refused.code, "epoch 3" in reply.refused.message) == ("conflict", True)
+
+
+@asynccontextmanager
+async def as_scheduler(stack: Stack) -> AsyncIterator[Bus]:
+    """The bus with the credentials of the stack's own schedulers."""
+    user = service_user("scheduler", Role.SERVICE, stack.paths.secret("scheduler"))
+    bus = await Bus.connect(
+        [f"nats://127.0.0.1:{stack.description.hub_port}"], name="test",
+        user=user.name, password=user.password, inbox_prefix=user.inbox_prefix,
+    )  # fmt: skip
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def restarted(stack: Stack, client: DSecClient, node: str, session: str) -> str:
+    """The session of a node's next edge, once schedulers know it."""
+    await restart(stack, f"edge-{node}", {})
+    async with asyncio.timeout(20):
+        while True:
+            views = {view.heartbeat.node: view.heartbeat for view in await client.nodes()}
+            if views[node].session != session and views[node].policy_ready:
+                return views[node].session
+            await asyncio.sleep(0.1)
