@@ -53,6 +53,13 @@ class Caller:
     cancel_heard: bool = False
 
     @property
+    def holds(self) -> set[str]:
+        """What it goes on using."""
+        if self.cancelled:
+            return set(self.kept or ()) if self.keeps else set()
+        return set(self.has.values())
+
+    @property
     def answered(self) -> bool:
         count = self.request.count
         return self.failed is not None or len(self.has | dict(self.errors)) >= count
