@@ -27,7 +27,7 @@ async def audit(stack: Stack, client: DSecClient, rounds: Sequence[Round]) -> li
         return [f"not every node answers `list` within {_LIST_S:.0f} s: {await _nodes(client)}"]
     alive = {info.sandbox_id: info for info in listed if info.state is not State.DEAD}
     findings = [f"{r.name}: {finding}" for r in rounds for finding in r.findings]
-    findings += _requests(rounds, [i for i in alive.values() if i.labels.get("job") == LABEL])
+    findings += judge_requests(rounds, [i for i in alive.values() if i.labels.get("job") == LABEL])
     for node in stack.node_names:
         census = host.take(stack, node, await pid_of(stack, f"edge-{node}"))
         findings += census.differences([i for i, info in alive.items() if info.node == node])
@@ -70,7 +70,7 @@ async def _nodes(client: DSecClient) -> str:
     return ", ".join(f"{view.heartbeat.node} is {view.state}" for view in views)
 
 
-def _requests(rounds: Sequence[Round], alive: Sequence[SandboxInfo]) -> list[str]:
+def judge_requests(rounds: Sequence[Round], alive: Sequence[SandboxInfo]) -> list[str]:
     """Each request has one sandbox, or one error and none."""
     told = {s.id: r.name for r in rounds for s in r.sandboxes}
     stopped = {i for r in rounds for i in r.stopped}
