@@ -1,4 +1,4 @@
-"""up, down, demo, doctor: hand over to the stack, which is not part of the client.
+"""up, down, status, doctor, demo: hand over to the stack, which is not part of the client.
 
 The stack comes with the extras; the client only finds it and becomes it.
 """
@@ -24,10 +24,11 @@ from .session import Exit
 _VERBS = {
     "up": "Bring a whole DSec up on this machine.",
     "down": "Take it down again.",
-    "demo": "Run the demonstration.",
+    "status": "Show its processes.",
     "doctor": "Say what this machine lacks.",
 }
 _INSTALLED, _CHECKOUT = "dsec_services", "services"
+_DEMO = "demo"
 _NEEDED = ("pydantic_settings", "redis", "structlog", "pyroute2")  # the extras bring these
 
 
@@ -39,6 +40,18 @@ def register(app: typer.Typer) -> None:
             add_help_option=False,
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         )(_handover(verb))
+    app.command()(demo)
+
+
+def demo() -> None:
+    """Play eight rollouts in real sandboxes; what `make demo` runs."""
+    if not _lies_in(_spec(_DEMO), _beside()):
+        err = Unsupported(
+            "the demonstration is not installed here", hint="run it in a checkout: make demo"
+        )
+        output.complain(err, as_json=False)
+        raise typer.Exit(Exit.REFUSED)
+    _become([_DEMO])
 
 
 def _handover(verb: str) -> Callable[[typer.Context], None]:
@@ -61,9 +74,7 @@ def become_stack(arguments: list[str]) -> Never:
             as_json="--json" in arguments,
         )
         raise typer.Exit(Exit.REFUSED)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+    _become([module, *arguments])
 
 
 def stack_module() -> str | None:
@@ -71,11 +82,20 @@ def stack_module() -> str | None:
 
     Somebody else's package called `services` is not it.
     """
-    beside = Path(libdsec.__file__).resolve().parent.parent
     for root in (_INSTALLED, _CHECKOUT):
-        if _lies_in(_spec(f"{root}.stack"), beside):
+        if _lies_in(_spec(f"{root}.stack"), _beside()):
             return f"{root}.stack"
     return None
+
+
+def _become(module_and_arguments: list[str]) -> Never:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *module_and_arguments])  # noqa: S606
+
+
+def _beside() -> Path:
+    return Path(libdsec.__file__).resolve().parent.parent
 
 
 def _spec(name: str) -> ModuleSpec | None:

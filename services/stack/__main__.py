@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from libdsec.errors import DSecError
+from libdsec.cli import output
+from libdsec.cli.output import Json
+from libdsec.cli.session import Exit, exit_code
+from libdsec.errors import DSecError, PermissionDenied
 
 from . import down as taking_down
 from .description import MAX_NODES, load
@@ -28,27 +28,37 @@ from .up import status as ask_status
 from .up import up as bring_up
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False
+    name="dsec",
+    help=__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-note = Console(stderr=True, highlight=False)
 
 Home = Annotated[Path | None, typer.Option(help="where the stack lives [DSEC_HOME, /var/lib/dsec]")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON document on standard output")]
 
 
 def _paths(home: Path | None) -> StackPaths:
     return StackPaths((home or stack_home()).absolute())
 
 
-def _refuse(err: DSecError) -> NoReturn:
-    note.print(f"[red]dsec: {err.code}[/red]: {err}")
-    raise typer.Exit(3)
+def _refuse(err: DSecError, *, as_json: bool = False) -> NoReturn:
+    output.complain(err, as_json=as_json)
+    raise typer.Exit(exit_code(err))
 
 
-def _need_root() -> None:
+def _need_root(*, as_json: bool = False) -> None:
     if os.geteuid() != 0:
-        note.print("dsec: a node needs root; use somebody's stack with DSEC_CONTEXT instead")
-        raise typer.Exit(3)
+        _refuse(
+            PermissionDenied("a node needs root", hint="use somebody's stack with DSEC_CONTEXT"),
+            as_json=as_json,
+        )
+
+
+def _tell(progress: str) -> None:
+    output.say(f"  {progress}")
 
 
 @app.command()
@@ -59,56 +69,60 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine, and return when it takes creates."""
-    _need_root()
+    _need_root(as_json=as_json)
     paths = _paths(home)
     try:
-        description = asyncio.run(
-            bring_up(paths, nodes=nodes, schedulers=schedulers, say=lambda s: note.print(f"  {s}"))
-        )
-        asyncio.run(make_usable(paths, description, say=lambda s: note.print(f"  {s}")))
+        description = asyncio.run(bring_up(paths, nodes=nodes, schedulers=schedulers, say=_tell))
+        asyncio.run(make_usable(paths, description, say=_tell))
     except DSecError as err:
-        _refuse(err)
+        _refuse(err, as_json=as_json)
     context = write_default_context(paths) if paths.home == DEFAULT_HOME else paths.context
     if as_json:
-        print(json.dumps({"home": str(paths.home), "context": str(context), "nodes": nodes}))
+        output.document({"home": str(paths.home), "context": str(context), "nodes": nodes})
         return
-    note.print(f"ready: {nodes} node(s); context {context}")
+    output.say(f"ready: {nodes} node(s); context {context}")
     if paths.home != DEFAULT_HOME:
-        note.print(f"export DSEC_CONTEXT={context}")
+        output.say(f"export DSEC_CONTEXT={context}")
 
 
 @app.command()
-def down(home: Home = None) -> None:
+def down(home: Home = None, as_json: Json = False) -> None:
     """Stop everything and remove what it left on the host; layers and configuration stay."""
-    _need_root()
+    _need_root(as_json=as_json)
     paths = _paths(home)
     try:
         description = load(paths)
     except DSecError as err:
-        _refuse(err)
+        _refuse(err, as_json=as_json)
+    left: list[str] = []
     if description is None:
-        note.print(f"no stack in {paths.home}")
-        return
-    left = asyncio.run(taking_down.down(paths, description, say=lambda s: note.print(f"  {s}")))
+        output.say(f"no stack in {paths.home}")
+    else:
+        left = asyncio.run(taking_down.down(paths, description, say=_tell))
     for what in left:
-        note.print(f"[red]not removed[/red]: {what}")
-    raise typer.Exit(3 if left else 0)
+        output.say(f"dsec: not removed: {what}")
+    if as_json:
+        output.document({"home": str(paths.home), "not_removed": left})
+    raise typer.Exit(Exit.REFUSED if left else Exit.DONE)
 
 
 @app.command()
 def status(home: Home = None, as_json: Json = False) -> None:
     """The processes of the stack."""
-    processes = asyncio.run(ask_status(_paths(home)))
+    paths = _paths(home)
+    try:
+        processes = asyncio.run(ask_status(paths))
+    except PermissionError:
+        err = PermissionDenied(f"the stack in {paths.home} is another user's", hint="run as root")
+        _refuse(err, as_json=as_json)
+    columns = ("name", "pid", "alive", "restarts", "log")
     if as_json:
-        print(json.dumps(processes))
+        output.document(processes)
     elif processes:
-        table = Table("process", "pid", "alive", "restarts", "log")
-        for p in processes:
-            table.add_row(*(str(p[key]) for key in ("name", "pid", "alive", "restarts", "log")))
-        Console().print(table)
+        output.table([c.upper() for c in columns], ([p[c] for c in columns] for p in processes))
     else:
-        note.print("not running; start it with: dsec up")
-    raise typer.Exit(0 if processes else 3)
+        output.say("not running; start it with: dsec up")
+    raise typer.Exit(Exit.DONE if processes else Exit.REFUSED)
 
 
 @app.command()
@@ -116,14 +130,18 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
     """What this machine lacks to run DSec, and the way out."""
     checks = list(examine(_paths(home).home))
     if as_json:
-        print(json.dumps([asdict(check) for check in checks]))
+        output.document([asdict(check) for check in checks])
     else:
-        table = Table("check", "", "found", "way out")
-        for c in checks:
-            mark = "ok" if c.ok else ("missing" if c.needed else "without")
-            table.add_row(c.name, mark, c.detail, "" if c.ok else c.hint)
-        Console().print(table)
-    raise typer.Exit(3 if any(not c.ok and c.needed for c in checks) else 0)
+        marks = {True: "missing", False: "without"}
+        output.table(
+            ("CHECK", "", "FOUND", "WAY OUT"),
+            (
+                (c.name, "ok" if c.ok else marks[c.needed], c.detail, "" if c.ok else c.hint)
+                for c in checks
+            ),
+        )
+    unfit = any(not c.ok and c.needed for c in checks)
+    raise typer.Exit(Exit.REFUSED if unfit else Exit.DONE)
 
 
 @app.command(hidden=True)
@@ -144,4 +162,4 @@ def supervise(home: Annotated[Path, typer.Option()]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="dsec")  # whose verbs these are

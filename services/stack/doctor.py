@@ -12,8 +12,9 @@ from pathlib import Path
 
 from libhost.probe import probe_host
 
-from .plan import binary, valkey_binary
+from .plan import PARTS, binary, built, valkey_binary
 
+BUILD = "make setup in a checkout builds it into build/; elsewhere it belongs into /usr/lib/dsec"
 _KERNEL = (6, 12)
 _PROGRAMS = {
     "crun": "crun",
@@ -42,6 +43,7 @@ def examine(state_dir: Path) -> Iterator[Check]:
     yield _kernel()
     yield from _programs()
     yield from _binaries()
+    yield from _parts()
     if root:
         yield from _probes(state_dir)
 
@@ -72,6 +74,13 @@ def _binaries() -> Iterator[Check]:
             yield Check(name, True, find())
         except (FileNotFoundError, ImportError) as err:
             yield Check(name, False, str(err), "pip install 'libdsec[services]'")
+
+
+def _parts() -> Iterator[Check]:
+    """What is compiled by us, and is not in the wheel."""
+    for path in map(built, PARTS):
+        found = str(path) if path.exists() else f"{path} does not exist"
+        yield Check(path.name, path.exists(), found, BUILD)
 
 
 def _probes(state_dir: Path) -> Iterator[Check]:

@@ -28,7 +28,7 @@ from libhost.writable import empty_trash
 from .control import ask_control
 from .description import NodeDescription, StackDescription
 from .layout import StackPaths
-from .plan import CRUN, built
+from .plan import CRUN, built, unbuilt
 from .supervisor import Supervisor
 
 _STOP_SANDBOX_S = 10.0
@@ -64,6 +64,8 @@ async def _stop_processes(paths: StackPaths, say: Say) -> None:
 
 def clear_node(node: NodeDescription, paths: NodePaths) -> list[str]:
     """Remove everything on the host that carries the node's name; returns what resisted."""
+    if missing := unbuilt():
+        return [f"node {node.name}: it takes {path}, which does not exist" for path in missing]
     found = probe_host(paths.state_dir)
     if found.cgroups is None or found.disk is None or found.overlay is None:
         return [f"node {node.name}: {problem}" for problem in found.problems]

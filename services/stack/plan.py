@@ -21,6 +21,7 @@ from .process import ProcessSpec
 from .users import Role, User, service_user
 
 CRUN = Path("/usr/bin/crun")
+PARTS = ("aether", "dsec-launch", "policy.bpf.o")
 SERVICES_ROOT = __name__.rpartition(".stack.")[0]  # `services`, or `dsec_services` when installed
 
 
@@ -182,6 +183,11 @@ def built(name: str) -> Path:
     """One of our own C programs: built in this checkout, else installed."""
     here = Path(__file__).parents[2] / "build" / name
     return here if here.exists() else Path("/usr/lib/dsec") / name
+
+
+def unbuilt() -> list[Path]:
+    """Our own C programs that a node needs and that are nowhere."""
+    return [path for path in map(built, PARTS) if not path.exists()]
 
 
 def binary(name: str) -> str:

@@ -46,7 +46,8 @@ async def why_not_ready(check: Ready) -> str:
             writer.write(f"GET {check.path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             answer = await reader.read(4096)
             writer.close()
-            return answer.partition(b"\r\n\r\n")[2].decode(errors="replace").strip()
+            body = answer.partition(b"\r\n\r\n")[2].decode(errors="replace")
+            return " ".join(body.split())  # one line, as in every message
     except (OSError, TimeoutError):
         return ""
 

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from libdsec.errors import Unavailable
+from libdsec.errors import Unavailable, Unsupported
 from libhost import command
 
 from .configure import configure
 from .control import ask_control
 from .description import StackDescription, load_or_make
+from .doctor import BUILD
 from .layout import StackPaths
-from .plan import SERVICES_ROOT
+from .plan import SERVICES_ROOT, unbuilt
 
 _START_TIMEOUT_S = 120.0
 
@@ -29,8 +30,11 @@ async def up(paths: StackPaths, *, nodes: int, schedulers: int, say: Say) -> Sta
 
     Raises:
         Conflict: the home holds a stack of another shape.
+        Unsupported: a program that a node needs is not built.
         Unavailable: something did not become ready; the message names it and its log.
     """
+    if missing := unbuilt():
+        raise Unsupported(f"{missing[0]} does not exist: no node can start", hint=BUILD)
     paths.make()
     description = load_or_make(paths, nodes=nodes, schedulers=schedulers)
     configure(paths, description)

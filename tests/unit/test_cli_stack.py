@@ -74,6 +74,16 @@ def test_without_the_services_it_says_what_to_install(
     assert executed == []
 
 
+def test_the_demo_runs_where_there_is_one(
+    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    assert executed == [[sys.executable, "-m", "demo"]]
+    found_at(HERE, monkeypatch)
+    bare = CliRunner().invoke(app, ["demo"])
+    assert (bare.exit_code, "make demo" in bare.stderr) == (3, True)
+
+
 def span(name: str, start: int, end: int, parent: str = "", **more: object) -> SpanRecord:
     return SpanRecord(
         trace_id="t" * 32, span_id=name, parent_id=parent, name=name, service="s",
