@@ -58,6 +58,7 @@ class SimulatedEdge:
         heartbeat_s: float = 1.0,
         capabilities: tuple[str, ...] = (),
         memory_mib: int = 64_000,
+        pool: str = "local",
     ) -> None:
         self.bus = bus
         self.node = node
@@ -65,6 +66,7 @@ class SimulatedEdge:
         self.start_s = start_s
         self.capabilities = capabilities
         self.memory_mib = memory_mib
+        self.pool = pool
         self.journal: dict[str, bytes] = {}
         self.ready: dict[str, float] = {}  # sandbox id → when; outlives a crash
         self.starting: set[str] = set()
@@ -237,6 +239,7 @@ class SimulatedEdge:
                 seq=self._seq,
                 backends=("container",),
                 capabilities=self.capabilities,
+                pool=self.pool,
                 policy_ready=True,
                 running=len(self.sandboxes),
                 max_sandboxes=self.room,

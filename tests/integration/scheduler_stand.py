@@ -33,22 +33,27 @@ PROJECT = "team"
 ROOT = Path(__file__).parents[2]
 
 
-class SchedulerProcess(ServerProcess):
-    """One scheduler with its watcher, as it runs in production."""
+class ServiceProcess(ServerProcess):
+    """One service, as it runs in production; a scheduler unless it is told otherwise."""
 
-    def __init__(self, directory: Path, nats: NatsServer, valkey: Valkey) -> None:
+    def __init__(
+        self, directory: Path, nats: NatsServer, valkey: Valkey, module: str = "scheduler",
+        **env: str,
+    ) -> None:  # fmt: skip
         super().__init__(directory)
+        self._module = module
         self._env = {
             "DSEC_NATS_SERVERS": json.dumps([nats.url]),
             "DSEC_REDIS_URL": valkey.url,
             "DSEC_HTTP_PORT": str(self.port),
             "DSEC_LOG_FORMAT": "console",
+            **env,
         }
 
     def argv(self) -> list[str]:
-        return [sys.executable, "-m", "services.scheduler"]
+        return [sys.executable, "-m", f"services.{self._module}"]
 
-    def launch(self) -> SchedulerProcess:
+    def launch(self) -> ServiceProcess:
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.argv(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT,
@@ -57,7 +62,7 @@ class SchedulerProcess(ServerProcess):
         return self
 
     async def ready(self) -> None:
-        await until(lambda: self.check("/readyz") == 200, what=f"scheduler ready: {self.log_tail}")
+        await until(lambda: self.check("/readyz") == 200, what=self.log_tail)
 
     def check(self, path: str) -> int:
         try:
@@ -111,9 +116,10 @@ class Stand:
         self.nats = nats
         self.valkey = valkey
         self.connect = connect
-        self.schedulers: list[SchedulerProcess] = []
+        self.schedulers: list[ServiceProcess] = []
         self.edges: dict[str, SimulatedEdge] = {}
         self.caller: Bus
+        self.burst: ServiceProcess | None = None
 
     async def open(self, *, schedulers: int = 1, edges: int = 2, **edge: Any) -> None:
         self.caller = await self.connect("caller", inbox_prefix=f"_INBOX.{PROJECT}.caller")
@@ -130,10 +136,18 @@ class Stand:
             await scheduler.ready()
         await until(self.all_live, what="all nodes live")
 
-    def add_scheduler(self) -> SchedulerProcess:
+    def add_scheduler(self) -> ServiceProcess:
         place = self.directory / f"scheduler{len(self.schedulers)}"
-        self.schedulers.append(SchedulerProcess(place, self.nats, self.valkey).launch())
+        self.schedulers.append(ServiceProcess(place, self.nats, self.valkey).launch())
         return self.schedulers[-1]
+
+    async def add_burst(self, synced: str) -> None:
+        (self.directory / "synced").write_text(synced)
+        self.burst = ServiceProcess(
+            self.directory / "burst", self.nats, self.valkey, "burst",
+            DSEC_BURST_SYNCED_FILE=str(self.directory / "synced"),
+        ).launch()  # fmt: skip
+        await self.burst.ready()
 
     async def add_edge(self, node: str, **options: Any) -> SimulatedEdge:
         bus = await self.connect(node, identity=node, inbox_prefix=f"_INBOX.node.{node}")
@@ -146,8 +160,8 @@ class Stand:
     async def close(self) -> None:
         for edge in self.edges.values():
             await edge.crash()
-        for scheduler in self.schedulers:
-            scheduler.terminate()
+        for process in (*self.schedulers, *([self.burst] if self.burst else [])):
+            process.terminate()
 
     async def publish_layer(self, name: str, version: str) -> None:
         layer = LayerInfo(

@@ -19,6 +19,7 @@ from libdsec.errors import (
 from libdsec.wire import subjects
 from libdsec.wire.deadletter import DeadLetterAction, DeadLetterQuery, QueueQuery
 from libdsec.wire.ids import sandbox_node
+from libdsec.wire.model import Empty
 from libdsec.wire.sandbox import Backend, NetworkPublic, PolicySpec, Resources, SandboxSpec
 
 from .conftest import Connect
@@ -204,3 +205,33 @@ async def test_a_start_that_fails_is_placed_again_elsewhere(stand: Stand) -> Non
     assert stand.running() == set(answer.ready.values())
     attempts = sorted(o.attempt for edge in stand.edges.values() for o in edge.offers)
     assert attempts == [1, 2, 3]
+
+
+async def test_without_a_burst_service_full_local_nodes_make_requests_wait(stand: Stand) -> None:
+    await stand.open(edges=1, room=4)
+    await stand.add_edge("cloud1", pool="cloud")
+    await until(stand.all_live)
+    await stand.create(count=4)
+    waiting = await stand.create(budget_s=2.0)
+    assert isinstance(waiting.error, NoCapacity)
+    assert "pool 1" in str(waiting.error)
+    assert not stand.edges["cloud1"].sandboxes
+
+
+async def test_the_burst_service_opens_the_cloud_to_what_may_go_there(stand: Stand) -> None:
+    await stand.open(edges=1, room=4)
+    await stand.add_edge("cloud1", pool="cloud")
+    await stand.publish_layer("private", "1")
+    await stand.add_burst("base-1\n")
+    await until(stand.all_live)
+    await stand.create(count=4)
+
+    async def bursts() -> bool:
+        status = await stand.caller.request(subjects.BURST_STATUS, Empty(), budget_s=2)
+        return status.bursting
+
+    await until(bursts)
+    overflow = await stand.create(count=8)
+    assert set(overflow.ready.values()) == stand.edges["cloud1"].sandboxes
+    stays = await stand.create(spec=SandboxSpec(image="private@1"), budget_s=2.0)
+    assert isinstance(stays.error, NoCapacity)
