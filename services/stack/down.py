@@ -57,7 +57,7 @@ async def _stop_processes(paths: StackPaths, say: Say) -> None:
     except ConnectionError:
         orphans = Supervisor(paths)
         orphans.hold()
-        if orphans.adopt_recorded():
+        if orphans.adopt_left():
             say("the supervisor is gone; stopping what it left")
             await orphans.down()
 

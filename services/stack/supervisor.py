@@ -49,6 +49,7 @@ class Supervisor:
         self._stages: list[Stage] = []
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._restarts: dict[str, int] = {}
+        self._left: dict[str, pidfd.ProcessIdentity] = {}  # by an earlier supervisor, to be adopted
         self._lock_fd: int | None = None
         self.stopping = False
 
@@ -65,20 +66,17 @@ class Supervisor:
             os.close(fd)
             raise AlreadySupervisedError(str(self._paths.home)) from err
         self._lock_fd = fd
+        self._left = self._recorded()
 
     async def up(self, stage: Stage) -> list[str]:
         """Start (or adopt) a stage; returns the names of what did not become ready, and why."""
-        known = self._recorded()
         self._stages.append(stage)
         for spec in stage.specs:
             process = Process(spec)
             stage.processes.append(process)
-            identity = known.get(spec.name)
             try:
-                if identity is None:
-                    raise ProcessLookupError
-                process.adopt(identity)
-            except ProcessLookupError:
+                process.adopt(self._left.pop(spec.name))
+            except (KeyError, ProcessLookupError):
                 process.start()
             self._watchers[spec.name] = asyncio.create_task(self._keep(process))
         self._record()
@@ -90,6 +88,7 @@ class Supervisor:
     async def down(self) -> list[str]:
         """Stop everything, last stage first; returns the names of what had to be killed."""
         self.stopping = True
+        self.adopt_left()
         for watcher in self._watchers.values():
             watcher.cancel()
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)
@@ -107,10 +106,11 @@ class Supervisor:
             for stage in self._stages for p in stage.processes
         ]  # fmt: skip
 
-    def adopt_recorded(self) -> int:
+    def adopt_left(self) -> int:
         """Take over what an earlier supervisor left, to stop it; returns how many there are."""
         stage = Stage("left behind", ())
-        for name, identity in self._recorded().items():
+        while self._left:
+            name, identity = self._left.popitem()
             spec = ProcessSpec(name, (), {}, HttpReady(0, ""), self._paths.log / f"{name}.log")
             process = Process(spec)
             with contextlib.suppress(ProcessLookupError):
@@ -174,10 +174,13 @@ class Supervisor:
         return f"{process.spec.name}: not ready ({said or 'no answer'}); see {process.spec.log}"
 
     def _record(self) -> None:
+        """What still waits to be adopted stays in the record, or a death now would lose it."""
+        ours = {p.spec.name: p.identity for stage in self._stages for p in stage.processes}
         running = {
-            p.spec.name: [p.identity.pid, p.identity.start_ticks]
-            for stage in self._stages for p in stage.processes if p.identity
-        }  # fmt: skip
+            name: [identity.pid, identity.start_ticks]
+            for name, identity in (self._left | ours).items()
+            if identity is not None
+        }
         write_private(self._paths.processes, json.dumps(running))
 
     def _recorded(self) -> dict[str, pidfd.ProcessIdentity]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import sys
@@ -37,11 +38,14 @@ def paths(tmp_path: Path) -> StackPaths:
     return paths
 
 
+def page(paths: StackPaths, name: str, port: int) -> ProcessSpec:
+    argv = (sys.executable, "-c", _SERVER, str(port))
+    return ProcessSpec(name, argv, {}, HttpReady(port, "/"), paths.log / f"{name}.log")
+
+
 @pytest.fixture
 def spec(paths: StackPaths) -> ProcessSpec:
-    port = free_port()
-    argv = (sys.executable, "-c", _SERVER, str(port))
-    return ProcessSpec("page", argv, {}, HttpReady(port, "/"), paths.log / "page.log")
+    return page(paths, "page", free_port())
 
 
 @pytest.fixture
@@ -104,3 +108,65 @@ async def test_an_unknown_process_is_named(supervisor: Supervisor) -> None:
 async def test_a_second_supervisor_is_refused(paths: StackPaths, supervisor: Supervisor) -> None:
     with pytest.raises(AlreadySupervisedError, match=str(paths.home)):
         Supervisor(paths).hold()
+
+
+async def supervise_two_stages(home: str, ports: list[int]) -> Supervisor:
+    paths = StackPaths(Path(home))
+    supervisor = Supervisor(paths)
+    supervisor.hold()
+    for number, port in enumerate(ports):
+        late = await supervisor.up(Stage(f"stage {number}", (page(paths, f"p{number}", port),)))
+        assert late == []
+    return supervisor
+
+
+_KILLED = """
+import asyncio, sys
+from tests.integration.test_stack_supervisor import supervise_two_stages
+
+async def main():
+    await supervise_two_stages(sys.argv[1], [int(port) for port in sys.argv[2:]])
+    print("up", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def left_by_a_killed_one(paths: StackPaths, ports: list[int]) -> set[int]:
+    first = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KILLED, str(paths.home), *map(str, ports),
+        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert first.stdout is not None
+    async with asyncio.timeout(20):
+        assert await first.stdout.readline() == b"up\n"
+    first.kill()
+    await first.wait()
+    return {pid for pid, _ in json.loads(paths.processes.read_text()).values()}
+
+
+async def test_a_killed_supervisors_processes_are_adopted_in_every_stage(
+    paths: StackPaths,
+) -> None:
+    ports = [free_port(), free_port()]
+    left = await left_by_a_killed_one(paths, ports)
+    successor = await supervise_two_stages(str(paths.home), ports)
+    assert {process["pid"] for process in successor.status()} == left
+    assert await successor.down() == []
+    await all_gone(left)
+
+
+async def test_what_was_not_adopted_yet_is_stopped_as_well(paths: StackPaths) -> None:
+    ports = [free_port(), free_port()]
+    left = await left_by_a_killed_one(paths, ports)
+    successor = await supervise_two_stages(str(paths.home), ports[:1])
+    assert await successor.down() == []
+    await all_gone(left)
+
+
+async def all_gone(pids: set[int]) -> None:
+    """Whoever is the parent of orphans reaps them in its own time."""
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            await asyncio.sleep(0.05)
