@@ -63,31 +63,52 @@ def run(
 ) -> Completed:
     """Run to the end; ``fds`` maps the child's descriptor number to one of ours.
 
-    Output is captured through pipes, or with ``log`` appended to that file: a program that leaves
-    a descendant behind would leave it the pipe too, and the reading would never end.
+    Output is captured through pipes, or with ``log`` as :func:`begin` does it.
     Raises CommandFailedError for an exit code not in ``ok`` and TimeoutError (the child is killed
     and reaped first) after ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
-    streams: list[tuple[int, int]] = []
-    with contextlib.ExitStack() as stack:
-        if log is None:
-            streams = [_pipe(stack), _pipe(stack)]
-            sinks = (streams[0][1], streams[1][1])
-        else:
-            sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, sink)
-            sinks = (sink, sink)
-        pid = _posix_spawn(argv, {**(fds or {}), 1: sinks[0], 2: sinks[1]}, env)
-        captured = _collect(argv, pid, [reading for reading, _ in streams], deadline)
-    _, status = os.waitpid(pid, 0)
-    exit_code = os.waitstatus_to_exitcode(status)
     if log is not None:
-        captured = [b"", log.read_bytes() if exit_code not in ok else b""]
-    completed = Completed(tuple(argv), exit_code, captured[0], captured[1])
-    if exit_code not in ok:
-        raise CommandFailedError(completed)
-    return completed
+        return finish(begin(argv, log=log, fds=fds, env=env), timeout_s=timeout_s, ok=ok)
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        (out, out_sink), (err, err_sink) = _pipe(stack), _pipe(stack)
+        pid = _posix_spawn(argv, {**(fds or {}), 1: out_sink, 2: err_sink}, env)
+        stdout, stderr = _collect(argv, pid, [out, err], deadline)
+    return _checked(Completed(tuple(argv), _reap(pid), stdout, stderr), ok)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A program that runs: begin -> finish."""
+
+    argv: tuple[str, ...]
+    pid: int
+    log: Path
+
+
+def begin(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    fds: Mapping[int, int] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Child:
+    """Start a program whose output is appended to a file: one that leaves a descendant behind would
+    leave it a pipe too, and the reading would never end."""
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        pid = _posix_spawn(argv, {**(fds or {}), 1: sink, 2: sink}, env)
+    finally:
+        os.close(sink)
+    return Child(tuple(argv), pid, log)
+
+
+def finish(child: Child, *, timeout_s: float, ok: frozenset[int] = frozenset({0})) -> Completed:
+    """Wait for its end; raises as :func:`run` does, and as there the child is reaped."""
+    _collect(child.argv, child.pid, [], time.monotonic() + timeout_s)
+    exit_code = _reap(child.pid)
+    said = child.log.read_bytes() if exit_code not in ok else b""
+    return _checked(Completed(child.argv, exit_code, b"", said), ok)
 
 
 def spawn(
@@ -104,6 +125,17 @@ def spawn(
             sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             stack.callback(os.close, sink)
         return _posix_spawn(argv, {**(fds or {}), 1: sink, 2: sink}, env)
+
+
+def _reap(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _checked(completed: Completed, ok: frozenset[int]) -> Completed:
+    if completed.exit_code not in ok:
+        raise CommandFailedError(completed)
+    return completed
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:

@@ -11,6 +11,10 @@ in the sandbox's tree. It inherits::
 there, joins the cgroups and the network namespace, then becomes crun. Nothing of that is visible
 outside, so a caller killed at any moment leaves no mount behind. crun itself runs from a sealed
 memfd too, which spares it the copy it otherwise makes of itself at every start.
+
+All of that can be done before it is allowed: crun reads its configuration from a pipe. Until it is
+written there is no container, and a pipe that closes without one, also because the caller died,
+ends crun with an error.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ import os
 import resource
 import shutil
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from libhost import command
 from libhost.cgroup import SandboxCgroup
+from libhost.command import Child, CommandFailedError
 from libhost.errors import HostError
 from libhost.net import Link
 from libhost.oci import AGENT_FD, ContainerSpec, build_config
@@ -36,6 +42,7 @@ from libhost.pidfd import is_alive
 
 __all__ = [
     "ContainerSpec",
+    "Launch",
     "Runtime",
     "StartedContainer",
     "bind_agent_socket",
@@ -43,7 +50,9 @@ __all__ = [
     "load_program",
 ]
 
-_LISTEN_FD, _CGROUP_FD, _ROOT_FD, _NETNS_FD, _CRUN_FD = 3, 4, 6, 7, 8
+_LISTEN_FD, _CGROUP_FD = 3, 4
+_CONFIG_FD = 6
+_ROOT_FD, _NETNS_FD, _CRUN_FD = 7, 8, 9
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SECCOMP_FILTERING = "Seccomp:\t2"
 
@@ -54,6 +63,31 @@ class StartedContainer:
 
     pid: int
     pidfd: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A runtime that waits for its configuration: :meth:`Runtime.launch` -> :meth:`Runtime.start`
+    or ``abandon``, exactly one of them."""
+
+    sandbox: SandboxPaths
+    child: Child
+    config_fd: int
+    own_netns: bool
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        with (
+            contextlib.suppress(BrokenPipeError),  # it has ended: its last words say why
+            os.fdopen(self.config_fd, "w") as pipe,
+        ):
+            pipe.write(json.dumps(config))
+
+    def abandon(self, *, timeout_s: float) -> None:
+        """Returns when the launcher has ended; what it left in the cgroup is the caller's to kill.
+        TimeoutError: it did not and was killed."""
+        os.close(self.config_fd)
+        with contextlib.suppress(CommandFailedError):
+            command.finish(self.child, timeout_s=timeout_s)
 
 
 def load_program(path: Path) -> int:
@@ -87,49 +121,61 @@ class Runtime:
         os.close(self._crun_fd)
         os.close(self._agent_fd)
 
-    def start(
+    def launch(
         self,
         sandbox: SandboxPaths,
-        spec: ContainerSpec,
         *,
         root_fd: int,
         listen_fd: int,
         cgroup: SandboxCgroup,
         link: Link | None,
-        timeout_s: float,
-    ) -> StartedContainer:
-        """Returns when PID 1 has been executed. CommandFailedError carries crun's last words.
+    ) -> Launch:
+        """Bring crun to where it reads its configuration; nothing runs before :meth:`start`.
 
-        The run directory exists (see :func:`bind_agent_socket`). After a failure whatever was
-        started is in the cgroup, and is the caller's to kill.
+        The run directory exists (see :func:`bind_agent_socket`).
         """
-        files = min(spec.max_open_files, self._max_open_files)
-        config = build_config(
-            dataclasses.replace(spec, max_open_files=files), own_netns=link is None
-        )
-        sandbox.config.write_text(json.dumps(config))
+        sandbox.config.symlink_to(f"/proc/self/fd/{_CONFIG_FD}")
         sandbox.rootfs.mkdir(exist_ok=True)
-        box_fd = cgroup.open_box()
-        try:
+        with contextlib.ExitStack() as stack:
+            box_fd = cgroup.open_box()
+            stack.callback(os.close, box_fd)
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, reading)
             fds = {
                 _LISTEN_FD: listen_fd,
                 _CGROUP_FD: box_fd,
                 AGENT_FD: self._agent_fd,
+                _CONFIG_FD: reading,
                 _ROOT_FD: root_fd,
                 _CRUN_FD: self._crun_fd,
             }
             if link is not None:
                 fds[_NETNS_FD] = link.namespace_fd
             argv = self._argv(sandbox, cgroup, has_netns=link is not None)
-            command.run(argv, timeout_s=timeout_s, fds=fds, log=sandbox.run_dir / "start.log")
-        finally:
-            os.close(box_fd)
-        started = self.find(sandbox)
+            try:
+                child = command.begin(argv, fds=fds, log=sandbox.run_dir / "start.log")
+            except BaseException:
+                os.close(writing)
+                raise
+        return Launch(sandbox, child, writing, own_netns=link is None)
+
+    def start(self, launch: Launch, spec: ContainerSpec, *, timeout_s: float) -> StartedContainer:
+        """Returns when PID 1 has been executed. CommandFailedError carries crun's last words.
+
+        After a failure whatever was started is in the cgroup, and is the caller's to kill.
+        """
+        files = min(spec.max_open_files, self._max_open_files)
+        spec = dataclasses.replace(spec, max_open_files=files)
+        launch.configure(build_config(spec, own_netns=launch.own_netns))
+        command.finish(launch.child, timeout_s=timeout_s)
+        started = self.find(launch.sandbox)
         if started is None:
-            raise HostError(f"the first process of {sandbox.sandbox_id} ended at once")
+            raise HostError(f"the first process of {launch.sandbox.sandbox_id} ended at once")
         if _SECCOMP_FILTERING not in Path(f"/proc/{started.pid}/status").read_text():
             os.close(started.pidfd)
-            raise HostError(f"crun started {sandbox.sandbox_id} without its system call filter")
+            raise HostError(
+                f"crun started {launch.sandbox.sandbox_id} without its system call filter"
+            )
         return started
 
     def _argv(self, sandbox: SandboxPaths, cgroup: SandboxCgroup, *, has_netns: bool) -> list[str]:

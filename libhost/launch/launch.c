@@ -12,7 +12,7 @@
  * 4. where COVER is 1, covers /sys/fs/cgroup with a cgroup2 mount: crun refuses the hybrid
  *    layout, and with its cgroup manager disabled it wants nothing else from there;
  * 5. joins NETNS_FD unless it is -1;
- * 6. becomes EXEC_FD (the runtime in a sealed memfd) with everything above descriptor 5 closed
+ * 6. becomes EXEC_FD (the runtime in a sealed memfd) with everything above descriptor 6 closed
  *    and /dev/null (its standard input) for output.
  *
  * A program and not Python between fork and exec, because the edge is a process of many threads;
@@ -36,7 +36,7 @@
 #include <unistd.h>
 
 #define EMPTY_SOURCE_PATH 0x4 /* MOVE_MOUNT_F_EMPTY_PATH */
-#define FIRST_PRIVATE_FD 6    /* 3, 4 and 5 are the agent's */
+#define FIRST_PRIVATE_FD 7    /* 3, 4 and 5 are the agent's, 6 is the runtime's configuration */
 
 enum { ROOT_FD = 1, TARGET, NETNS_FD, EXEC_FD, COVER, BOX, FIRST_PROCS_FILE };
 
@@ -105,7 +105,7 @@ static void become_runtime(char **argv)
         die("join", "network namespace");
     silence();
     if (close_range(FIRST_PRIVATE_FD, ~0U, CLOSE_RANGE_CLOEXEC) != 0)
-        die("close_range", "6..");
+        die("close_range", "7..");
     execveat(atoi(argv[EXEC_FD]), "", next + 1, environ, AT_EMPTY_PATH);
     die("execute", next[1]);
 }

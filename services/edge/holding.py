@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from libhost.cgroup import SandboxCgroup
-from libhost.crun import Runtime, StartedContainer
+from libhost.crun import Launch, Runtime, StartedContainer
 from libhost.disk import Disk, WritableLayer
 from libhost.net import Link
 from libhost.paths import SandboxPaths
@@ -33,6 +33,7 @@ from .node import Node
 _log = structlog.get_logger("edge.holding")
 
 _EMPTY_TIMEOUT_S: Final = 10.0
+_ABANDON_TIMEOUT_S: Final = 2.0
 
 
 class Resource(StrEnum):
@@ -98,6 +99,7 @@ class Holding:
         self.link: Link | None = None
         self.cgroup: SandboxCgroup | None = None
         self.policed = False
+        self.launch: Launch | None = None  # from the runtime's launch until it may start
         self.process: StartedContainer | None = None
         self.exit: ExitWatch | None = None
         self.left_over: list[Resource] = []
@@ -163,10 +165,11 @@ class Holding:
 
     async def _end_process(self) -> None:
         await self.agent.close()
+        launch, self.launch = self.launch, None
         try:
             if self.cgroup is not None:
                 runtime = self._node.host.runtime
-                await self._node.run(_end_processes, self.cgroup, runtime, self.sandbox)
+                await self._node.run(_end_processes, self.cgroup, runtime, self.sandbox, launch)
         finally:
             self._close_process()
 
@@ -208,7 +211,12 @@ def _discard(disk: Disk, sandbox: SandboxPaths) -> None:
         shutil.rmtree(sandbox.run_dir)
 
 
-def _end_processes(cgroup: SandboxCgroup, runtime: Runtime, sandbox: SandboxPaths) -> None:
+def _end_processes(
+    cgroup: SandboxCgroup, runtime: Runtime, sandbox: SandboxPaths, launch: Launch | None
+) -> None:
+    if launch is not None:  # until it has ended it may put one more process into the cgroup
+        with contextlib.suppress(TimeoutError):
+            launch.abandon(timeout_s=_ABANDON_TIMEOUT_S)
     cgroup.kill()
     cgroup.wait_empty(timeout_s=_EMPTY_TIMEOUT_S)
     runtime.delete(sandbox)

@@ -1,8 +1,10 @@
 """Starting a sandbox: a plan made of values, then the steps that carry it out.
 
-What does not depend on each other runs side by side: the ground it stands on (layers, disk, socket)
-beside its confinement (cgroup, network, policy). The process starts when both are there, never
-without the policy service's word that the policy is in force.
+Layers are stacked beside its confinement (cgroup, network), then disk, root and runtime are made
+ready beside the policy. The runtime waits for its configuration, and gets it only after the policy
+service's word that the policy is in force: until then there is no process that is the sandbox's.
+What is short is done in one thread after the other's end: two that call the kernel in turn hand
+the interpreter to each other at every call.
 """
 
 from __future__ import annotations
@@ -113,8 +115,9 @@ async def start(
     run = _Run(node, holding, plan, resolved, phases)
     try:
         async with holding.protected():
-            await together(run.lay_ground(), run.confine())
-            return await run.launch()
+            await together(run.stack(), run.confine())
+            await together(run.launch(), run.enforce())
+            return await run.start()
     except (OSError, HostError) as err:
         raise _translated(err, plan) from err
 
@@ -138,41 +141,40 @@ class _Run:
         self._layers: LayerStack | None = None
         self._in_force: PolicyInForce | None = None
 
-    async def lay_ground(self) -> None:
+    async def stack(self) -> None:
         with self._phases.phase("layers"):
-            await together(self._stack_layers(), self._node.run(self._make_directory))
+            self._layers = await self._node.layers.acquire(
+                self._plan.sandbox.sandbox_id, self._resolved
+            )
 
     async def confine(self) -> None:
         with self._phases.phase("network"):
             await self._node.run(self._make_confinement)
+
+    async def launch(self) -> None:
+        """Bring the runtime to where it waits for its configuration."""
+        if self._layers is None:
+            raise Internal("a sandbox without layers must not start")
+        with self._phases.phase("launch"):
+            await self._node.run(self._launch, self._layers.lowers)
+
+    async def enforce(self) -> None:
         with self._phases.phase("policy"):
             await self._apply_policy()
 
-    async def launch(self) -> Started:
-        if self._layers is None or self._in_force is None:
-            raise Internal("a sandbox without layers or policy must not start")
+    async def start(self) -> Started:
+        if self._in_force is None:
+            raise Internal("a sandbox without a policy must not start")
         began_ns = time.monotonic_ns()
         async with begun(self._holding.agent.channel()) as greeting:
             with self._phases.phase("start"):
-                await self._node.run(self._launch, self._layers.lowers, self._in_force.hosts)
+                await self._node.run(self._start_process, self._in_force.hosts)
                 self._holding.watch_exit()
                 self._node.fault(Point.DURING_START)
             with self._phases.phase("ready"):
                 channel = await greeting
         record_span("agent", began_ns, channel.hello.now_ns)  # to its greeting, by its own clock
         return Started(self._in_force)
-
-    async def _stack_layers(self) -> None:
-        self._layers = await self._node.layers.acquire(
-            self._plan.sandbox.sandbox_id, self._resolved
-        )
-
-    def _make_directory(self) -> None:
-        sandbox = self._plan.sandbox
-        bench = self._holding.workbench
-        with bench.at_work():
-            bench.writable = self._node.host.disk.create(sandbox, self._plan.disk)
-            bench.listen_fd = bind_agent_socket(sandbox)
 
     def _make_confinement(self) -> None:
         host, plan = self._node.host, self._plan
@@ -200,37 +202,44 @@ class _Run:
             )
         )
 
-    def _launch(self, lowers: Sequence[MountedLayer], hosts: Mapping[str, str]) -> None:
-        """In a thread, all at once: the fewer hops, the sooner it runs. The workbench is closed
-        here, not on the event loop, because the kernel has work to do at each close."""
-        with self._holding.workbench.at_work():
-            self._start_process(lowers, hosts)
-            self._holding.workbench.close()
+    def _launch(self, lowers: Sequence[MountedLayer]) -> None:
+        holding, host, sandbox = self._holding, self._node.host, self._plan.sandbox
+        if holding.cgroup is None:
+            raise Internal("a start needs its cgroup")
+        bench = holding.workbench
+        with bench.at_work():
+            bench.writable = disk = host.disk.create(sandbox, self._plan.disk)
+            bench.listen_fd = bind_agent_socket(sandbox)
+            write_etc(disk.upper.fd, self._plan)
+            bench.root_fd = apply(plan_overlay(lowers, disk.upper, disk.work, self._node.overlay))
+            holding.launch = host.runtime.launch(
+                sandbox,
+                root_fd=bench.root_fd,
+                listen_fd=bench.listen_fd,
+                cgroup=holding.cgroup,
+                link=holding.link,
+            )
 
-    def _start_process(self, lowers: Sequence[MountedLayer], hosts: Mapping[str, str]) -> None:
+    def _start_process(self, hosts: Mapping[str, str]) -> None:
+        """The workbench is closed here, in a thread, because the kernel has work to do at it."""
         holding, host = self._holding, self._node.host
-        bench, disk = holding.workbench, holding.workbench.writable
-        if disk is None or holding.cgroup is None:
-            raise Internal("a start needs its disk and its cgroup")
-        write_etc(disk.upper.fd, self._plan, hosts)
-        bench.root_fd = apply(plan_overlay(lowers, disk.upper, disk.work, self._node.overlay))
-        if holding.link is not None and host.network is not None:
-            host.network.open_gate(holding.link)
-        process = host.runtime.start(
-            self._plan.sandbox,
-            self._plan.container,
-            root_fd=bench.root_fd,
-            listen_fd=bench.listen_fd,
-            cgroup=holding.cgroup,
-            link=holding.link,
-            timeout_s=self._node.options.step_timeout_s / 2,
-        )
-        holding.process = process
-        if holding.link is not None:
-            holding.link.close_namespace()
+        with holding.workbench.at_work():
+            if hosts:
+                write_hosts(holding.workbench.root_fd, self._plan, hosts)
+            if holding.link is not None and host.network is not None:
+                host.network.open_gate(holding.link)
+            launch, holding.launch = holding.launch, None
+            if launch is None:
+                raise Internal("a start needs its runtime")
+            holding.process = host.runtime.start(
+                launch, self._plan.container, timeout_s=self._node.options.step_timeout_s / 2
+            )
+            if holding.link is not None:
+                holding.link.close_namespace()
+            holding.workbench.close()
 
 
-def write_etc(upper_fd: int, plan: StartPlan, hosts: Mapping[str, str]) -> None:
+def write_etc(upper_fd: int, plan: StartPlan) -> None:
     """The three files that say who and where a machine is, put on top of the image's own.
 
     The writable layer is new and empty, so nothing in it can be a trap for the one who writes.
@@ -240,7 +249,7 @@ def write_etc(upper_fd: int, plan: StartPlan, hosts: Mapping[str, str]) -> None:
     try:
         for name, text in (
             ("hostname", f"{plan.hostname}\n"),
-            ("hosts", hosts_text(plan.hostname, hosts)),
+            ("hosts", hosts_text(plan.hostname, {})),
             ("resolv.conf", "".join(f"nameserver {server}\n" for server in plan.nameservers)),
         ):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -251,6 +260,14 @@ def write_etc(upper_fd: int, plan: StartPlan, hosts: Mapping[str, str]) -> None:
                 os.close(fd)
     finally:
         os.close(etc_fd)
+
+
+def write_hosts(root_fd: int, plan: StartPlan, hosts: Mapping[str, str]) -> None:
+    """Name what the policy's aliases stand for, in the root that nobody runs in yet. What is
+    written to is :func:`write_etc`'s own file, whatever the image has by that name."""
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open("etc/hosts", flags, dir_fd=root_fd), "w") as file:
+        file.write(hosts_text(plan.hostname, hosts))
 
 
 def hosts_text(hostname: str, hosts: Mapping[str, str]) -> str:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 from libhost.cgroup import CgroupLimits, NodeCgroups, SandboxCgroup, SchedClass
-from libhost.crun import ContainerSpec, Runtime, StartedContainer, bind_agent_socket
+from libhost.crun import ContainerSpec, Launch, Runtime, StartedContainer, bind_agent_socket
 from libhost.disk import DiskLimits, empty_trash, open_disk
 from libhost.erofs import build_image
 from libhost.layer import MountedLayer, mount_layer, umount_layer
@@ -146,7 +147,16 @@ class LibhostNode:
     def new_id(self) -> str:
         return f"{self.name}_aaaaaa_{secrets.token_hex(6)}"
 
-    def start(
+    def start(self, *, spec: ContainerSpec | None = None, **how: Any) -> Box:
+        """``how``: as for :meth:`launch`."""
+        launch, cgroup, link = self.launch(**how)
+        spec = spec or ContainerSpec(hostname="box")
+        container = self.host.runtime.start(launch, spec, timeout_s=20)
+        if link is not None:
+            link.close_namespace()
+        return Box(launch.sandbox, cgroup, container, link)
+
+    def launch(
         self,
         *,
         sandbox_id: str = "",
@@ -155,8 +165,7 @@ class LibhostNode:
         sched: SchedClass = SchedClass.LS,
         network: bool = False,
         above: Sequence[MountedLayer] = (),
-        spec: ContainerSpec | None = None,
-    ) -> Box:
+    ) -> tuple[Launch, SandboxCgroup, Link | None]:
         paths = self.paths.sandbox(sandbox_id or self.new_id())
         with ExitStack() as stack:
             writable = self.host.disk.create(paths, disk or DiskLimits(64))
@@ -171,18 +180,10 @@ class LibhostNode:
                 paths.sandbox_id, sched, limits or CgroupLimits(memory_mib=256, pids=128)
             )
             link = self._open_link(paths) if network else None
-            container = self.host.runtime.start(
-                paths,
-                spec or ContainerSpec(hostname="box"),
-                root_fd=root_fd,
-                listen_fd=listen_fd,
-                cgroup=cgroup,
-                link=link,
-                timeout_s=20,
+            launch = self.host.runtime.launch(
+                paths, root_fd=root_fd, listen_fd=listen_fd, cgroup=cgroup, link=link
             )
-            if link is not None:
-                link.close_namespace()
-        return Box(paths, cgroup, container, link)
+        return launch, cgroup, link
 
     def _open_link(self, paths: SandboxPaths) -> Link:
         assert self.host.network is not None

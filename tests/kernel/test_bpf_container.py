@@ -33,18 +33,18 @@ def node(node_name: str, tmp_path: Path) -> Iterator[LibhostNode]:
 def table(node: LibhostNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyTable]:
     """Every container of the node is registered before its first process, as an edge does it."""
     table = PolicyTable.open(node.paths, node.host.cgroups.v2_path, object_path=sandnet.OBJECT)
-    start = node.host.runtime.start
+    launch = node.host.runtime.launch
 
-    def policed(paths: Any, spec: Any, *, cgroup: Any, link: Any, **rest: Any) -> Any:
+    def policed(paths: Any, *, cgroup: Any, link: Any, **rest: Any) -> Any:
         table.register(
             paths.sandbox_id,
             cgroup.v2_path.stat().st_ino,
             ifindex=link.ifindex if link else 0,
             address=link.address if link else None,
         )
-        return start(paths, spec, cgroup=cgroup, link=link, **rest)
+        return launch(paths, cgroup=cgroup, link=link, **rest)
 
-    monkeypatch.setattr(node.host.runtime, "start", policed)
+    monkeypatch.setattr(node.host.runtime, "launch", policed)
     yield table
     table.close()
     assert remove_pins(node.paths) > 0

@@ -48,14 +48,15 @@ def owners(parts: Parts) -> dict[str, tuple[Any, str]]:
         "etc": (start, "write_etc"),
         "overlay": (start, "apply"),
         "gate": (host.network, "open_gate"),
+        "launch": (host.runtime, "launch"),
         "process": (host.runtime, "start"),
         "agent": (AgentLink, "channel"),
         "journal": (parts.node.records, "save"),
     }
 
 
-STEPS = ("disk", "socket", "layers", "network", "cgroup", "policy", "etc", "overlay", "gate",
-         "process", "agent", "journal")  # fmt: skip
+STEPS = ("disk", "socket", "layers", "network", "cgroup", "policy", "etc", "overlay", "launch",
+         "gate", "process", "agent", "journal")  # fmt: skip
 
 
 def failing(before: Callable[..., Any] | None, error: Exception) -> Callable[..., Any]:
@@ -124,9 +125,9 @@ async def test_no_process_ever_runs_without_the_policys_word(
     started: list[str] = []
     real = parts.node.host.runtime.start
 
-    def recording(sandbox: Any, *args: Any, **kwargs: Any) -> Any:
-        started.append(sandbox.sandbox_id)
-        return real(sandbox, *args, **kwargs)
+    def recording(launch: Any, *args: Any, **kwargs: Any) -> Any:
+        started.append(launch.sandbox.sandbox_id)
+        return real(launch, *args, **kwargs)
 
     monkeypatch.setattr(parts.node.host.runtime, "start", recording)
     refusal = PermissionDenied("no such alias")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from libhost import loop, pidfd
+from libhost import command, loop, pidfd
 from libhost.cgroup import CgroupLimits, SchedClass
 from libhost.command import CommandFailedError
 from libhost.crun import ContainerSpec
@@ -48,6 +48,24 @@ def test_first_process_is_the_agent_from_memory(node: LibhostNode) -> None:
     assert str(executable).startswith("/memfd:")
     output = {Path(f"/proc/{box.container.pid}/fd/{fd}").readlink() for fd in (0, 1, 2)}
     assert output == {Path("/dev/null")}
+
+
+def test_nothing_of_the_sandbox_runs_until_its_runtime_is_configured(node: LibhostNode) -> None:
+    launch, cgroup, _ = node.launch()
+    runtimes = cgroup.process_ids()
+    launch.abandon(timeout_s=20)
+    assert len(runtimes) <= 1  # the launcher's child, on its way to be crun
+    assert not cgroup.is_populated()
+    assert not launch.sandbox.pid_file.exists()
+
+
+def test_a_runtime_ends_with_the_one_who_would_configure_it(node: LibhostNode) -> None:
+    launch, cgroup, _ = node.launch()
+    os.close(launch.config_fd)  # as the kernel does for a process that is killed
+    with pytest.raises(CommandFailedError, match="exited with 1"):
+        command.finish(launch.child, timeout_s=20)
+    assert not cgroup.is_populated()
+    assert not launch.sandbox.pid_file.exists()
 
 
 def test_nothing_is_left_after_removal(node: LibhostNode) -> None:
