@@ -66,6 +66,10 @@ class DSecClient:
         ca: the certificate authority of tls:// servers.
         context: the context file.
 
+    Attributes:
+        layers: publish, list, info, remove, see `libdsec.layers.Layers`.
+        operations: what operators do, see `libdsec.operations.Operations`.
+
     What is not given is taken from DSEC_* variables, then from the context file that `dsec up`
     writes (see `libdsec.settings`). No root is needed.
 

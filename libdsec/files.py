@@ -115,7 +115,7 @@ class Files:
                 await self.write_chunks(op, path, _pieces(raw), mode, user)
 
     async def list(self, path: str, *, user: str | None = None) -> BoundedList[FileStat]:
-        """A directory's entries by name, links as links."""
+        """A directory's entries in no order, `path` being the name; links as links."""
         with self._connection.operation("files.list", node=self._node) as op:
             return await self.entries(op, path, user)
 

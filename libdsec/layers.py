@@ -122,10 +122,11 @@ class Layers:
             )
 
     async def remove(self, ref: str) -> LayerInfo:
-        """Take the name away. Sandboxes that use the layer keep it.
+        """Take the name away. The image stays for a while, for sandboxes of other nodes.
 
         Raises:
             InvalidArgument: the version is not said: removing "the newest" is a race.
+            Conflict: sandboxes of the node that answers use it.
         """
         with self._connection.operation("layers.remove") as op:
             if parse_layer_ref(ref)[2] is None:

@@ -66,6 +66,9 @@ class Sandbox:
     """A running sandbox; as a context manager it is stopped at the end.
 
     Attributes:
+        id: names it for good, and the node it is on.
+        node, backend, labels: as they were made.
+        files: what is inside, see `libdsec.files.Files`.
         request_id: of the create, for `dsec trace`; "" where it is not known.
         phases_ms: what the create's phases took.
     """

@@ -58,7 +58,7 @@ class ClientSettings:
         if not self.servers:
             raise Unavailable(
                 "no DSec is configured: nothing says where its NATS servers are",
-                hint="run `dsec up`, or set DSEC_CONTEXT or DSEC_SERVERS, or pass servers=",
+                hint="run `dsec up`, set DSEC_CONTEXT or DSEC_SERVERS, or give servers (--server)",
             )
         return self.servers
 

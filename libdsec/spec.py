@@ -196,7 +196,9 @@ def _choice(what: str, kind: type[Choice], value: str) -> Choice:
 def _ranged(what: str, value: float, allowed: tuple[float, float]) -> float:
     low, high = allowed
     if not _is_number(value) or not low <= value <= high:
-        raise InvalidArgument(f"{what}={value!r} is impossible", hint=f"from {low:g} to {high:g}")
+        raise InvalidArgument(
+            f"{what}={value!r} is impossible", hint=f"from {low:,.10g} to {high:,.10g}"
+        )
     return float(value)
 
 
@@ -215,7 +217,8 @@ def _layer(what: str, ref: LayerRef) -> str:
     if isinstance(ref, LayerInfo):
         return ref.ref
     if not isinstance(ref, str) or not ref:
-        raise InvalidArgument(f"{what} is empty", hint="name a layer: name or name@version")
+        wrong = f"{ref!r}, not a layer" if ref else "empty"
+        raise InvalidArgument(f"{what} is {wrong}", hint="name a layer: name or name@version")
     parse_layer_ref(ref)
     return ref
 

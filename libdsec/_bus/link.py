@@ -84,7 +84,7 @@ class Denial:
         verb = "publish to" if self.operation == "publish" else "subscribe to"
         return PermissionDenied(
             f"these credentials may not {verb} {self.subject}",
-            hint="the project or node in the subject must be the one the credentials are for",
+            hint="project and node in it must be the credentials' own; `ops` takes an operator's",
         )
 
 

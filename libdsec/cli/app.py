@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,12 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(metadata.version("libdsec"))
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     ctx: typer.Context,
@@ -29,6 +36,10 @@ def options(
     ] = None,
     server: Annotated[str | None, typer.Option(help="NATS servers, separated by commas.")] = None,
     project: Annotated[str | None, typer.Option(help="Whose sandboxes.")] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show it and leave."),
+    ] = False,
 ) -> None:
     """Sandboxes for agentic reinforcement learning."""
     ctx.obj = Options(context, server, project)

@@ -16,7 +16,9 @@ from . import output
 from .output import Json
 from .session import Exit, run
 
-dlq = typer.Typer(name="dlq", help="Messages that nobody could handle.", no_args_is_help=True)
+dlq = typer.Typer(
+    name="dlq", help="Messages that nobody could handle; for operators.", no_args_is_help=True
+)
 
 Seqs = Annotated[list[int], typer.Argument(metavar="SEQ...")]
 
@@ -32,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def nodes(
     ctx: typer.Context,
-    capabilities: Annotated[bool, typer.Option(help="What each node's probe found.")] = False,
+    capabilities: Annotated[
+        bool, typer.Option(help="What each probe found; for operators.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the nodes: state, load, what they can do."""
@@ -55,17 +59,17 @@ def nodes(
 
 
 def cordon(ctx: typer.Context, node: str, as_json: Json = False) -> None:
-    """Place nothing more on a node."""
+    """Place nothing more on a node; for operators."""
     _order(ctx, Operations.cordon, node, as_json=as_json)
 
 
 def uncordon(ctx: typer.Context, node: str, as_json: Json = False) -> None:
-    """Take a node into service again."""
+    """Take a node into service again; for operators."""
     _order(ctx, Operations.uncordon, node, as_json=as_json)
 
 
 def drain(ctx: typer.Context, node: str, as_json: Json = False) -> None:
-    """Cordon a node and end what runs there."""
+    """Cordon a node and end what runs there; for operators."""
     _order(ctx, Operations.drain, node, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ..client import DSecClient
 from ..command import Cmd
-from ..errors import InvalidArgument
+from ..errors import ExecTimeout, InvalidArgument
 from ..exec_result import ExecResult
 from ..execution import Output
 from ..process import Exited
@@ -62,9 +62,15 @@ def exec_(
         there = await client.connect(sandbox)
         data = await asyncio.to_thread(_stdin) if stdin else b""
         if as_json:
-            result = await there.exec(
-                cmd, cwd=cwd, env=variables, user=user, stdin=data, timeout=timeout, exec_id=exec_id
-            )
+            try:
+                result = await there.exec(
+                    cmd, cwd=cwd, env=variables, user=user, stdin=data, timeout=timeout,
+                    exec_id=exec_id,
+                )  # fmt: skip
+            except ExecTimeout as err:
+                if err.result is not None:
+                    output.document(_result(err.result, timed_out=True))
+                raise
             output.document(_result(result))
             return Exit.FAILED if result.exit_code else Exit.DONE
         return await _streamed(there, cmd, cwd, variables, user, data, timeout, exec_id)
@@ -143,7 +149,7 @@ async def _streamed(
                 _write(sys.stdout.buffer if event.stream == "stdout" else sys.stderr.buffer, event)
             else:
                 return _ended(event, timeout)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, BrokenPipeError):  # nobody is there for what it still says
         await process.kill()
         raise
     raise AssertionError("a process's last event is its end")
@@ -167,13 +173,13 @@ def _ended(event: Exited, timeout: float) -> Exit:
     return Exit.FAILED
 
 
-def _result(result: ExecResult) -> dict[str, object]:
+def _result(result: ExecResult, *, timed_out: bool = False) -> dict[str, object]:
     """Text where it is text; bytes that are not UTF-8 come in base64 beside it."""
     found: dict[str, object] = {
         "exit_code": result.exit_code, "signal": result.signal, "stdout": result.stdout,
         "stderr": result.stderr, "stdout_total": result.stdout_total,
         "stderr_total": result.stderr_total, "truncated": result.truncated,
-        "duration_s": result.duration_s, "oom_killed": result.oom_killed,
+        "duration_s": result.duration_s, "timed_out": timed_out, "oom_killed": result.oom_killed,
         "request_id": result.request_id,
     }  # fmt: skip
     for name, raw in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):

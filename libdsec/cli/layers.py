@@ -90,7 +90,7 @@ def info(ctx: typer.Context, ref: str, as_json: Json = False) -> None:
 
 @layers.command()
 def remove(ctx: typer.Context, ref: str, as_json: Json = False) -> None:
-    """Take a version's name away; sandboxes that use it keep it."""
+    """Take a version's name away, unless sandboxes use it."""
 
     async def body(client: DSecClient) -> None:
         _show(await client.layers.remove(ref), as_json=as_json)

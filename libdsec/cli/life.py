@@ -50,7 +50,9 @@ def create(
     memory_mib: int = d.MEMORY_MIB,
     disk_mib: int = d.DISK_MIB,
     max_files: int = d.MAX_FILES,
-    shm_mib: int = d.SHM_MIB,
+    shm_mib: Annotated[
+        int | None, typer.Option(help=f"Default: {d.SHM_MIB}, at most the memory.")
+    ] = None,
     pids: int = d.PIDS,
     qos: Annotated[str, typer.Option(help="best-effort or latency-sensitive.")] = "best-effort",
     network: Annotated[str, typer.Option(help="none or public; see --service, --rule.")] = "none",
@@ -83,7 +85,8 @@ def create(
             made = await client.create_many(
                 count, image=image, backend=backend, workspace=workspace, toolkits=toolkit or (),
                 cpus=cpus, memory_mib=memory_mib, disk_mib=disk_mib, max_files=max_files,
-                shm_mib=shm_mib, pids=pids, qos=qos,
+                shm_mib=min(d.SHM_MIB, memory_mib) if shm_mib is None else shm_mib,
+                pids=pids, qos=qos,
                 policy=Policy(network=chosen, protected_paths=tuple(protect or ())),
                 user=user, workdir=workdir, env=variables, labels=labels,
                 idle_timeout_s=idle_timeout_s, max_lifetime_s=max_lifetime_s,
@@ -98,7 +101,9 @@ def create(
 def ps(
     ctx: typer.Context,
     label: Labels = None,
-    every_project: Annotated[bool, typer.Option("--all", "-a", help="For operators.")] = False,
+    every_project: Annotated[
+        bool, typer.Option("--all", "-a", help="Of every project; for operators.")
+    ] = False,
     limit: int = 10_000,
     as_json: Json = False,
 ) -> None:
@@ -178,7 +183,7 @@ def _each_or_many(
             _show_done(sandbox_id, as_json=as_json)
         for sandbox_id, why in sorted(done.failed.items()):
             output.say(f"dsec: {sandbox_id}: {why}")
-        output.coverage(done.coverage)
+        output.coverage(done.coverage, dropped="are left as they are")
         return Exit.REFUSED if done.failed or done.coverage.failed else None
 
     run(ctx, each if sandboxes else many, as_json=as_json)

@@ -63,8 +63,8 @@ def complain(err: DSecError, *, as_json: bool) -> None:
         say(f"  request: {err.request_id}  (dsec trace {err.request_id})")
 
 
-def coverage(found: Coverage) -> None:
-    """Whom an answer does not come from, if there is anybody."""
+def coverage(found: Coverage, *, dropped: str = "are not listed") -> None:
+    """Whom an answer does not come from, if there is anybody; and how many it leaves out."""
     for node in sorted(found.missing):
         say(f"dsec: node {node} did not answer")
     for node, err in sorted(found.failed.items()):
@@ -72,7 +72,7 @@ def coverage(found: Coverage) -> None:
     if not found.nodes_known:
         say("dsec: no scheduler answers: there may be nodes that are not listed")
     if found.dropped:
-        say(f"dsec: {found.dropped} more are not listed")
+        say(f"dsec: {found.dropped} more {dropped}")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ..errors import (
     InvalidArgument,
     IsADirectory,
     NotADirectory,
+    PermissionDenied,
 )
 from . import output
 
@@ -32,6 +33,12 @@ class Exit(IntEnum):
 
 
 _FAILURES = (ExecTimeout, FileNotFound, IsADirectory, NotADirectory)
+_LOCAL: dict[type[OSError], type[DSecError]] = {
+    FileNotFoundError: FileNotFound,
+    IsADirectoryError: IsADirectory,
+    NotADirectoryError: NotADirectory,
+    PermissionError: PermissionDenied,
+}
 
 Body = Callable[[DSecClient], Awaitable[Exit | None]]
 
@@ -67,12 +74,20 @@ def run(ctx: typer.Context, body: Body, *, as_json: bool) -> Never:
     except DSecError as err:
         output.complain(err, as_json=as_json)
         code = exit_code(err)
-    except OSError as err:  # a local file
-        output.say(f"dsec: {err}")
+    except BrokenPipeError:  # who read us has left; typer leaves with 1 and says nothing
+        raise
+    except OSError as err:
+        output.complain(_of_a_local_file(err), as_json=as_json)
         code = Exit.FAILED
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     raise typer.Exit(code)
+
+
+def _of_a_local_file(err: OSError) -> DSecError:
+    """Told as the same error of a file in a sandbox is."""
+    kind = next((ours for builtin, ours in _LOCAL.items() if isinstance(err, builtin)), DSecError)
+    return kind(f"{err.filename}: {err.strerror}" if err.filename else str(err))
 
 
 def usage(message: str) -> Never:

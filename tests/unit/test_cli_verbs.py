@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,9 @@ def test_create_prints_ids_or_a_json_line_each(dsec: Dsec, world: World) -> None
     assert spec.policy.network.mode == "allow"
     [made] = lines(dsec("create", "busybox", "--json").stdout)
     assert set(made) == {"sandbox_id", "node", "request_id", "phases_ms"}
+    assert dsec("create", "busybox", "--memory-mib", "32").exit_code == 0  # below shm's default
+    refused = dsec("create", "busybox", "--memory-mib", "1")
+    assert (refused.exit_code, "16 to 1,048,576" in refused.stderr) == (2, True)
 
 
 def test_exit_codes_tell_who_is_at_fault(dsec: Dsec, world: World, sandbox: str) -> None:
@@ -123,6 +128,24 @@ def test_exec_that_times_out_failed_with_what_it_printed(dsec: Dsec, sandbox: st
     done = dsec("exec", "--timeout", "0.3", sandbox, "-c", "echo begun; sleep 30")
     assert (done.exit_code, done.stdout) == (1, "begun\n")
     assert "timeout of 0.3 s" in done.stderr
+    told = dsec("exec", "--json", "--timeout", "0.3", sandbox, "-c", "echo begun; sleep 30")
+    [result] = lines(told.stdout)
+    assert (told.exit_code, result["stdout"], result["timed_out"]) == (1, "begun\n", True)
+    assert "exec_timeout" in told.stderr
+
+
+def test_exec_whose_reader_has_left_ends_the_command(
+    dsec: Dsec, world: World, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(stream: object, piece: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("libdsec.cli.commands._write", closed)
+    done = dsec("exec", sandbox, "-c", "echo begun; exec sleep 30")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "")
+    [command] = world.edge.commands.known.values()
+    assert command.done is not None
+    assert command.done.signal == 9
 
 
 def test_shell_runs_lines_and_says_that_nothing_carries_over(dsec: Dsec, sandbox: str) -> None:
@@ -141,7 +164,10 @@ def test_cp_goes_both_ways(dsec: Dsec, world: World, sandbox: str, tmp_path: Pat
     assert (tmp_path / "back").read_text() == "data"
     assert dsec("cp", "a", "b").exit_code == 2
     assert dsec("cp", f"{sandbox}:nothing", str(tmp_path / "x")).exit_code == 1
-    assert dsec("cp", str(tmp_path / "nothing"), f"{sandbox}:x").exit_code == 1
+    absent = dsec("cp", "--json", str(tmp_path / "nothing"), f"{sandbox}:x")
+    assert absent.exit_code == 1
+    [told] = lines(absent.stderr)
+    assert told["error"]["code"] == "file_not_found"  # type: ignore[index]
 
 
 def test_ps_lists_and_names_who_is_silent(dsec: Dsec, world: World, sandbox: str) -> None:
@@ -163,6 +189,9 @@ def test_stop_pause_and_resume_by_id_or_label(dsec: Dsec, world: World, sandbox:
     assert dsec("resume", "-l", "job=a").stdout == f"{sandbox}\n"
     assert box.info.state == "ready"
     assert dsec("stop", "-l", "job=a", "--dry-run").stdout == f"{sandbox}\n"
+    assert dsec("create", "busybox", "--label", "job=a").exit_code == 0
+    few = dsec("stop", "-l", "job=a", "--limit", "1", "--dry-run")
+    assert few.stderr == "dsec: 1 more are left as they are\n"
     assert box.info.state == "ready"
     assert dsec("stop", sandbox).exit_code == 0
     assert box.info.state == "dead"
@@ -270,3 +299,7 @@ def test_verbs_that_are_not_built_say_so(dsec: Dsec, verb: str) -> None:
     done = dsec(*verb.split())
     assert done.exit_code == 3
     assert "yet" in done.stderr
+
+
+def test_the_version_is_that_of_the_distribution(dsec: Dsec) -> None:
+    assert dsec("--version").stdout == f"{metadata.version('libdsec')}\n"
