@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,17 +66,19 @@ def main() -> int:
         )
         trajectories = asyncio.run(play(console, mirror_url, forbidden_url))
         write_trajectories(OUT, trajectories)
+    except subprocess.CalledProcessError as err:
+        return err.returncode  # it has said why itself
     finally:
         for server in servers:
             server.shutdown()
-        stack.down()
+        clean = stack.down()
     rewarded = sum(t.reward == 1.0 for t in trajectories)
     console.print(
         f"{rewarded} of {ROLLOUTS} rewards are 1.0; {OUT} written; "
         f"{time.monotonic() - begin:.1f} s in all",
         highlight=False,
     )
-    return 0 if rewarded == ROLLOUTS else 1
+    return 0 if clean and rewarded == ROLLOUTS else 1
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def show_rollouts(console: Console, trajectories: Sequence[Trajectory]) -> None:
     )  # fmt: skip
     for t in trajectories:
         table.add_row(
-            str(t.rollout), t.node, f"{t.phases_ms.get('queued', 0):.1f}", f"{t.create_ms:.0f}",
+            str(t.rollout), t.node, f"{t.phases_ms['queued']:.1f}", f"{t.create_ms:.0f}",
             str(t.exec_count), _tests(t.tests_before), _tests(t.tests_after),
             f"{t.paused_s:.2f}" if t.paused_s else "-",
             f"{t.reclaimed_bytes / 2**20:.1f} MiB" if t.paused_s else "-",

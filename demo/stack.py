@@ -27,8 +27,10 @@ def up() -> None:
     )
 
 
-def down() -> None:
-    subprocess.run([DSEC, "down", "--home", str(HOME)], check=True, stdout=sys.stderr)
+def down() -> bool:
+    """Whether nothing is left; what is, the command has said."""
+    done = subprocess.run([DSEC, "down", "--home", str(HOME)], check=False, stdout=sys.stderr)
+    return done.returncode == 0
 
 
 def set_alias(name: str, rule: str, env: dict[str, str]) -> None:
