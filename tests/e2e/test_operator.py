@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -112,24 +113,45 @@ async def test_pause_works_without_a_snapshotter(stack: Stack, client: DSecClien
             os.kill(pids[name], signal.SIGCONT)
 
 
-@pytest.mark.timeout(120)
-def test_down_leaves_nothing_and_may_be_repeated(stack: Stack) -> None:
+@pytest.mark.timeout(180)
+async def test_supervisor_may_die_and_down_leaves_nothing(stack: Stack) -> None:
     """A stack of its own, with sandboxes in it, next to the one the other tests use."""
     own = Stack(Path(mkdtemp(prefix="dsec-e2e-", dir="/var/lib")), nodes=1)
     try:
-        own.up()
-        made = own.dsec("create", IMAGE, "--count", "3", "--memory-mib", "64", "--json",
-                        "--rule", "tcp:10.0.0.1:1")  # fmt: skip
-        assert made.returncode == 0, made.stderr
-        ids = [json.loads(line)["sandbox_id"] for line in made.stdout.splitlines()]
-        assert len(ids) == 3
-        assert own.dsec("pause", ids[0]).returncode == 0
+        await asyncio.to_thread(own.up)
         assert not {node.name for node in own.description.nodes} & set(stack.node_names)
+        ids = create_three(own)
+        assert own.dsec("pause", ids[0]).returncode == 0
+        before = await processes(own)
+        os.kill(supervisor_of(own), signal.SIGKILL)
+        assert own.dsec("exec", ids[1], "--", "true").returncode == 0
+        await asyncio.to_thread(own.up)
+        assert await processes(own) == before, "the next supervisor adopts what runs"
+        assert own.dsec("exec", ids[0], "--", "true").returncode == 0
+        os.kill(supervisor_of(own), signal.SIGKILL)
     finally:
-        own.down()
-    assert left_on_host(own) == []
-    own.down()
+        await asyncio.to_thread(own.down)
+    assert await asyncio.to_thread(left_on_host, own) == []
+    await asyncio.to_thread(own.down)
     assert own.dsec("ps").returncode == 3
     kept = {path.name for path in own.home.iterdir()}
     assert {"users.toml", "aliases.toml", "layers", "stack.json"} <= kept
     shutil.rmtree(own.home)
+
+
+def create_three(stack: Stack) -> list[str]:
+    made = stack.dsec("create", IMAGE, "--count", "3", "--memory-mib", "64", "--json",
+                      "--rule", "tcp:10.0.0.1:1")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return [str(json.loads(line)["sandbox_id"]) for line in made.stdout.splitlines()]
+
+
+def supervisor_of(stack: Stack) -> int:
+    mark = f"supervise --home {stack.home}"
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "cmdline").read_text().replace("\0", " "):
+                found.append(int(entry.name))
+    [pid] = found
+    return pid
