@@ -49,8 +49,9 @@ class Disk(Protocol):
     def discard(self, sandbox: SandboxPaths) -> None:
         """Move the sandbox's state to the trash; idempotent; its cost is one rename."""
 
-    def refill(self, sizes: Sequence[DiskLimits]) -> int:
-        """Prepare what :meth:`create` will want next; returns how many it prepared."""
+    def refill(self, sizes: Sequence[DiskLimits], *, at_most: int) -> int:
+        """Prepare what :meth:`create` will want next, the first size first; returns how many it
+        prepared: fewer than ``at_most`` when nothing is left to do."""
 
     def close(self) -> None:
         """Give the prepared ones back."""

@@ -99,13 +99,13 @@ class LoopDisk:
         self._devices.pop(sandbox.sandbox_id, None)
         move_to_trash(self._paths, sandbox.state_dir)
 
-    def refill(self, sizes: Sequence[DiskLimits]) -> int:
+    def refill(self, sizes: Sequence[DiskLimits], *, at_most: int) -> int:
         """Up to the pool's size for each of ``sizes``; disks of other sizes are given back."""
         for limits in set(self._pool) - set(sizes):
             self._drop(limits)
         made = 0
         for limits in sizes:
-            while len(self._pool[limits]) < self._pool_size:
+            while made < at_most and len(self._pool[limits]) < self._pool_size:
                 self._pool[limits].append(self._prepare(limits))
                 made += 1
         return made

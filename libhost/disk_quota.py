@@ -98,7 +98,7 @@ class QuotaDisk:
                 os.close(root_fd)
         move_to_trash(self._paths, sandbox.state_dir)
 
-    def refill(self, sizes: Sequence[DiskLimits]) -> int:
+    def refill(self, sizes: Sequence[DiskLimits], *, at_most: int) -> int:
         return 0
 
     def close(self) -> None:

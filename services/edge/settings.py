@@ -47,7 +47,7 @@ class EdgeSettings(ServiceSettings):
         None, description="range for sandboxes' addresses, this node's alone; empty: no network"
     )
     nameservers: tuple[str, ...] = Field((), description="for sandboxes' resolv.conf")
-    disk_pool: int = Field(16, ge=0, description="writable disks kept ready")
+    disk_pool: int = Field(64, ge=0, description="writable disks kept ready, of each size")
     link_pool: int = Field(16, ge=0, description="network links kept ready")
 
     public_publishers: tuple[str, ...] = Field(

@@ -1,7 +1,8 @@
 """Keeps ready what a start would otherwise wait for, and empties the trash that stops leave.
 
 Disks are prepared in the sizes that were wanted last, links as they are. One pass at a time, each
-in a thread of its own, so that a start never queues behind it.
+in a thread of its own, so that a start never queues behind it; a few disks at a time and none while
+starts queue, so that a burst has the processors to itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _log = structlog.get_logger("edge.stock")
 _SIZES_KEPT: Final = 3
 _IDLE_S: Final = 5.0
 _PACE_S: Final = 0.05
+_DISKS: Final = 4  # at a time, as below
 _TRASH_FILES: Final = 500  # at a time, then others get their turn
 _PASS_TIMEOUT_S: Final = 60.0
 
@@ -66,7 +68,7 @@ class Stock:
     async def _pass(self) -> int:
         host, sizes = self._node.host, tuple(reversed(self._sizes))
         try:
-            await self._thread.run(_PASS_TIMEOUT_S, host.disk.refill, sizes)
+            await self._refill_disks(sizes)
             if host.network is not None:
                 await self._thread.run(_PASS_TIMEOUT_S, host.network.refill)
             return await self._thread.run(
@@ -76,3 +78,10 @@ class Stock:
             # Starts make their own then, and their errors reach somebody.
             _log.warning("stock not refilled", error=repr(err))
             return 0
+
+    async def _refill_disks(self, sizes: tuple[DiskLimits, ...]) -> None:
+        refill, made = self._node.host.disk.refill, _DISKS
+        while made == _DISKS:
+            while self._node.starts.locked():  # one that finds no disk makes its own
+                await self._node.clock.sleep(_PACE_S)
+            made = await self._thread.run(_PASS_TIMEOUT_S, refill, sizes, at_most=_DISKS)

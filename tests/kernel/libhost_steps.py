@@ -65,13 +65,16 @@ def create(node: LibhostNode, steps: Steps, *, network: bool) -> Box:
         if network and (links := host.network) is not None:
             taken = link = steps.step("link: take", lambda: links.take(paths))
             steps.step("link: open gate", lambda: links.open_gate(taken))
+        launch = steps.step(
+            f"launcher ({mark})",
+            lambda: host.runtime.launch(
+                paths, root_fd=root_fd, listen_fd=listen_fd, cgroup=cgroup, link=link
+            ),
+        )
         container = steps.step(
             f"crun ({mark})",
-            lambda: host.runtime.start(
-                paths, ContainerSpec(hostname="box"), root_fd=root_fd, listen_fd=listen_fd,
-                cgroup=cgroup, link=link, timeout_s=20,
-            ),
-        )  # fmt: skip
+            lambda: host.runtime.start(launch, ContainerSpec(hostname="box"), timeout_s=20),
+        )
     if link is not None:
         link.close_namespace()
     box = Box(paths, cgroup, container, link)
@@ -119,7 +122,7 @@ def measure(paths: NodePaths, directory: Path, rounds: int) -> None:
         with bare_crun(paths.live_dir) as bare:
             for _ in range(rounds):
                 assert node.host.network is not None
-                node.host.disk.refill([DISK])
+                node.host.disk.refill([DISK], at_most=8)
                 node.host.network.refill()
                 bare(steps)
                 boxes = [create(node, steps, network=network) for network in (False, True)]
