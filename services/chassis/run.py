@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from .log import configure_logging
 from .service import Service, serve
@@ -41,10 +43,9 @@ def run(
     options = _arguments(name, settings_type).parse_args(argv)
     try:
         settings = settings_type()
-    except ValidationError as err:
-        for fault in err.errors(include_input=False, include_url=False):
-            field = "_".join(str(part) for part in fault["loc"])
-            print(f"DSEC_{field.upper()}: {fault['msg']}", file=sys.stderr)  # noqa: T201
+    except (ValidationError, SettingsError) as err:
+        for fault in _faults(err):
+            print(f"dsec-{name}: {fault}", file=sys.stderr)  # noqa: T201
         sys.exit(WRONG_SETTINGS)
     if options.print_config or options.check_config:
         if options.print_config:
@@ -71,6 +72,19 @@ async def _until_signalled(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask_to_stop)
     return await serve(name, settings, setup, stop, identity=identity)
+
+
+def _faults(err: ValidationError | SettingsError) -> list[str]:
+    """One line each, naming the variable."""
+    if isinstance(err, SettingsError):  # only its text names the field
+        field = re.search(r'field "(\w+)"', str(err))
+        return [f"DSEC_{field[1].upper()}: not the JSON it should be" if field else str(err)]
+    return [
+        f"DSEC_{'_'.join(map(str, fault['loc'])).upper()}: {fault['msg']}"
+        if fault["loc"]  # else it is about several, which it names
+        else fault["msg"].removeprefix("Value error, ")
+        for fault in err.errors(include_input=False, include_url=False)
+    ]
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:

@@ -70,9 +70,9 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.node and not NODE.fullmatch(self.node):
-            raise ValueError(f"node {self.node!r} is not of [a-z0-9-], at most 24 characters")
+            raise ValueError(f"DSEC_NODE {self.node!r} is not of [a-z0-9-], at most 24 characters")
         if self.nats_password.get_secret_value() and self.nats_password_file:
-            raise ValueError("give nats_password or nats_password_file, not both")
+            raise ValueError("give DSEC_NATS_PASSWORD or DSEC_NATS_PASSWORD_FILE, not both")
         return self
 
     def password(self) -> str | None:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from libhost.enter import enter_node_namespace
 from libhost.errors import HostError
@@ -30,7 +31,7 @@ async def setup(service: EdgeService) -> None:
 
 def main() -> None:
     """The mount namespace is entered first: the kernel moves only a process of one thread."""
-    with contextlib.suppress(ValidationError):  # `run` tells what is wrong with the settings
+    with contextlib.suppress(ValidationError, SettingsError):  # `run` tells what is wrong
         settings = EdgeSettings()
         if len(sys.argv) == 1:  # not for --print-config and the like
             try:

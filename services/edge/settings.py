@@ -67,7 +67,7 @@ class EdgeSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_node(self) -> Self:
         if not self.node:
-            raise ValueError("node is empty: an edge is one node's")
+            raise ValueError("DSEC_NODE is empty: an edge is one node's")
         faults(self.fault)
         return self
 

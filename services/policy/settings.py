@@ -26,5 +26,5 @@ class PolicySettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_node(self) -> Self:
         if not self.node:
-            raise ValueError("node is empty: a policy service belongs to one node")
+            raise ValueError("DSEC_NODE is empty: a policy service belongs to one node")
         return self

@@ -30,5 +30,5 @@ class SchedulerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_redis(self) -> Self:
         if not self.redis_url:
-            raise ValueError("redis_url is empty: the view of the nodes is kept there")
+            raise ValueError("DSEC_REDIS_URL is empty: the view of the nodes is kept there")
         return self

@@ -21,5 +21,5 @@ class SnapshotterSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_node(self) -> Self:
         if not self.node:
-            raise ValueError("node is empty: a snapshotter belongs to one node")
+            raise ValueError("DSEC_NODE is empty: a snapshotter belongs to one node")
         return self

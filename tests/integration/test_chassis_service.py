@@ -53,7 +53,7 @@ async def test_it_says_what_it_is_and_how_it_is(echo: EchoProcess, bus: Bus) -> 
     assert (await echo.get("/healthz"))[0] == 200
     status, ready = await echo.get("/readyz")
     assert (status, json.loads(ready)["checks"]) == (
-        200, {"draining": True, "nats": True, "set up": True},
+        200, {"not draining": True, "nats": True, "set up": True},
     )  # fmt: skip
     _, metrics = await echo.get("/metrics")
     assert (
@@ -257,6 +257,11 @@ def test_wrong_settings_are_named_and_end_it() -> None:
     assert failed.returncode == 2
     assert "DSEC_HTTP_PORT: " in failed.stderr
     assert "DSEC_DRAIN_TIMEOUT_S: " in failed.stderr
+    bare = start("--check-config", DSEC_NATS_SERVERS="nats://n:1")
+    assert (bare.returncode, "DSEC_NATS_SERVERS: not the JSON" in bare.stderr) == (2, True)
+    both = start("--check-config", DSEC_NATS_PASSWORD="a", DSEC_NATS_PASSWORD_FILE="/b")
+    assert both.returncode == 2
+    assert "give DSEC_NATS_PASSWORD or DSEC_NATS_PASSWORD_FILE" in both.stderr
     assert start("--check-config").returncode == 0
 
 

@@ -56,7 +56,7 @@ async def test_readiness_names_what_is_missing(health: Health, port: int) -> Non
     health.checks["redis"] = lambda: False
     status, body = await get(port, "/readyz?verbose")
     assert status == 503
-    assert json.loads(body)["checks"] == {"draining": True, "nats": True, "redis": False}
+    assert json.loads(body)["checks"] == {"not draining": True, "nats": True, "redis": False}
     health.checks["redis"] = lambda: True
     assert (await get(port, "/readyz"))[0] == 200
     health.draining = True
