@@ -27,6 +27,10 @@ class Command:
     window: Window | None = None
 
     @property
+    def program(self) -> str:
+        return self.argv[0] if self.argv else "exec"
+
+    @property
     def title(self) -> str:
         """For errors."""
         return f"command {self.exec_id} {self.who_where}".rstrip()

@@ -161,8 +161,9 @@ class Execs:
         oom_killed = result.signal == 9 and await self._oom_killed(sandbox)
         self._node.fault(Point.BEFORE_REPLY)
         return exec_done(
-            result, relay, what=command.title, recorded=recorded, oom_killed=oom_killed
-        )
+            result, relay, what=command.title, program=command.program, recorded=recorded,
+            oom_killed=oom_killed,
+        )  # fmt: skip
 
     async def _to_the_end(
         self, sandbox: Sandbox, command: Command, process: AgentProcess, relay: Relay

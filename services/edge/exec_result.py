@@ -12,7 +12,7 @@ from .relay import Relay
 
 
 def exec_done(
-    result: AgentResult, relay: Relay, *, what: str, recorded: bool, oom_killed: bool
+    result: AgentResult, relay: Relay, *, what: str, program: str, recorded: bool, oom_killed: bool
 ) -> ExecDone:
     """Raises a DSecError for a command that could not be set up. One whose program is missing
     (127) or cannot be executed (126) is a result, with the reason on its standard error."""
@@ -23,7 +23,7 @@ def exec_done(
     if result.reason is ExitReason.NOT_STARTED:
         if result.stage is not Stage.EXEC:
             raise not_started(result.stage, result.errno, what)
-        stderr = f"exec: {os.strerror(result.errno)}\n".encode()
+        stderr = f"{program}: {os.strerror(result.errno)}\n".encode()
         stderr_total = len(stderr)
     return ExecDone(
         exec_id=result.exec_id,

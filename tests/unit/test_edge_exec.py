@@ -210,13 +210,15 @@ def result(**fields: Any) -> AgentResult:
 
 
 def done(of: AgentResult) -> Any:
-    return exec_done(of, relay(Caller()), what="command e", recorded=False, oom_killed=False)
+    return exec_done(
+        of, relay(Caller()), what="command e", program="ruff", recorded=False, oom_killed=False
+    )
 
 
 def test_a_missing_program_is_a_result_with_its_reason_on_stderr() -> None:
     end = done(result(exit_code=127, reason=ExitReason.NOT_STARTED, stage=Stage.EXEC, errno=2))
     assert end.exit_code == 127
-    assert b"No such file" in end.stderr
+    assert end.stderr == b"ruff: No such file or directory\n"
     assert end.stderr_total == len(end.stderr)
 
 
