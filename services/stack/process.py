@@ -21,6 +21,7 @@ from libhost import command, pidfd
 from .probe_ready import Ready, is_ready
 
 _LOG_CAP_BYTES = 32 << 20
+_LAST_WORDS_BYTES = 400
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,14 @@ class Process:
             if log.stat().st_size > _LOG_CAP_BYTES:
                 log.with_suffix(".log.1").write_bytes(log.read_bytes())
                 os.truncate(log, 0)  # the writer appends, so it goes on at the new end
+
+    def last_words(self) -> str:
+        """The end of its log, for a person; "" when it has said nothing."""
+        with contextlib.suppress(FileNotFoundError), self.spec.log.open("rb") as log:
+            log.seek(max(0, self.spec.log.stat().st_size - _LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ""
 
     def close(self) -> None:
         if self._fd is not None:

@@ -170,7 +170,7 @@ class Supervisor:
             self._record()
 
     async def _complaint(self, process: Process) -> str:
-        said = await why_not_ready(process.spec.ready)
+        said = await why_not_ready(process.spec.ready) or process.last_words()
         return f"{process.spec.name}: not ready ({said or 'no answer'}); see {process.spec.log}"
 
     def _record(self) -> None:

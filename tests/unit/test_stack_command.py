@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from services.stack import __main__ as command
 from services.stack import plan
 from services.stack.doctor import Check, examine
+from services.stack.probe_ready import HttpReady
+from services.stack.process import Process, ProcessSpec
 
 
 @pytest.fixture
@@ -74,3 +76,13 @@ def test_where_no_stack_is_down_is_done_and_status_is_not(built: Path, tmp_path:
     absent = CliRunner().invoke(command.app, ["status", "--home", str(tmp_path)])
     assert absent.exit_code == 3
     assert "dsec up" in absent.stderr
+
+
+def test_a_process_that_died_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = Process(ProcessSpec("p", ("true",), {}, HttpReady(1, "/"), log))
+    assert process.last_words() == ""
+    log.write_text("x" * 9000 + "\nlisten: address already in use\n\n")
+    assert process.last_words() == "listen: address already in use"
+    log.write_text("x" * 9000)
+    assert len(process.last_words()) == 400
