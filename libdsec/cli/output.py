@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
@@ -24,6 +25,7 @@ from ..wire.placement import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
+_LINE_EVERY_S = 2.0  # progress in a file or a pipe, where each piece of it stays
 _WIDE = 10_000  # columns of what goes into a file or a pipe: nothing is wrapped or cut
 
 
@@ -86,12 +88,12 @@ def waiting(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         with console.status(what) as status:
             yield lambda news: status.update(f"{what}: {news}")
         return
-    last = ""
+    last, next_at = "", 0.0
 
     def line(news: str) -> None:
-        nonlocal last
-        if news != last:
-            last = news
+        nonlocal last, next_at
+        if news != last and time.monotonic() >= next_at:
+            last, next_at = news, time.monotonic() + _LINE_EVERY_S
             say(f"{what}: {news}")
 
     yield line

@@ -270,6 +270,14 @@ def test_progress_goes_to_standard_error_only(dsec: Dsec, world: World) -> None:
     assert "no room" not in done.stdout
 
 
+def test_a_large_upload_does_not_fill_a_file_with_progress(dsec: Dsec, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/f").write_bytes(bytes(8 << 20))
+    done = dsec("layers", "publish", str(tmp_path / "src"), "big@1", "--kind", "toolkit")
+    assert done.exit_code == 0
+    assert 1 <= done.stderr.count("publishing big@1: ") < 10  # of 33 pieces
+
+
 def test_a_create_that_fails_in_part_leaves_with_3_and_prints_the_rest(
     dsec: Dsec, world: World
 ) -> None:
