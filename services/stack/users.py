@@ -23,6 +23,8 @@ from libdsec.wire.ids import check_project
 
 from .files import write_private
 
+_FILES = frozenset({"users", "aliases", "context"})  # of the home, beside the users' contexts
+
 
 class Role(StrEnum):
     CALLER = "caller"  # speaks for one project
@@ -77,6 +79,10 @@ def service_user(name: str, role: Role, secret: Path, node: str = "") -> User:
 def _user(path: Path, name: str, fields: object) -> User:
     where = f"{path}: [users.{name}]"
     check_project(name)
+    if name in _FILES:
+        raise InvalidArgument(
+            f"{where}: its context would replace {name}.toml", hint="use another name"
+        )
     if not isinstance(fields, dict):
         raise InvalidArgument(f"{where} is not a table")
     unknown = set(fields) - {"role", "project", "password"}

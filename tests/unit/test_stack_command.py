@@ -63,10 +63,15 @@ def test_a_wrong_users_file_is_bad_usage_and_named(built: Path, tmp_path: Path) 
         (built / name).touch()
     home = tmp_path / "home"
     home.mkdir()
-    (home / "users.toml").write_text('[users.alice]\nrole = "king"\n')
+    users = home / "users.toml"
+    users.write_text('[users.alice]\nrole = "king"\n')
     done = CliRunner().invoke(command.app, ["up", "--home", str(home)])
     assert done.exit_code == 2
     assert "[users.alice]: role 'king' is neither caller nor operator" in done.stderr
+    users.write_text(itself := '[users.users]\npassword = "12345678"\n')
+    done = CliRunner().invoke(command.app, ["up", "--home", str(home)])
+    assert (done.exit_code, "would replace users.toml" in done.stderr) == (2, True)
+    assert users.read_text() == itself
 
 
 def test_where_no_stack_is_down_is_done_and_status_is_not(built: Path, tmp_path: Path) -> None:
