@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from libdsec.sandbox import Sandbox
-
 from libdsec import DSecClient, Network, Policy
+from libdsec.sandbox import Sandbox
 
 from .material import ANSWERS, BASE, TOOLKIT, WORKSPACE
 from .recording import BROKEN, FILE, FIXED, HARNESS, REPO, Step
