@@ -2,7 +2,8 @@
 
 Names and addresses of nodes are the host's, not the home's: cgroups, interfaces and pins are named
 by the node. So that stacks of different homes can run side by side, only the default home's nodes
-have plain names; others' carry a token of their home.
+have plain names; others' carry a token of their home. Addresses come in parts, one for a stack,
+held while it runs; a new stack takes one that no other holds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network
 
-from libdsec.errors import Conflict, InvalidArgument
+from libdsec.errors import Conflict, InvalidArgument, NoCapacity
 
 from .files import write_private
 from .layout import StackPaths
@@ -77,7 +78,7 @@ def load(paths: StackPaths) -> StackDescription | None:
 
 
 def _make(paths: StackPaths, nodes: int, schedulers: int) -> StackDescription:
-    token, part = _token_of(paths)
+    token, part = _token_of(paths), _free_part(paths)
     networks = itertools.islice(
         _ADDRESSES.subnets(new_prefix=_NODE_PREFIX), part * MAX_NODES, part * MAX_NODES + nodes
     )
@@ -95,13 +96,54 @@ def _make(paths: StackPaths, nodes: int, schedulers: int) -> StackDescription:
     )
 
 
-def _token_of(paths: StackPaths) -> tuple[str, int]:
-    """What tells the nodes of this home from another's: a suffix, and a part of the addresses."""
+def hold_addresses(description: StackDescription) -> socket.socket:
+    """Keep what is returned for as long as the stack runs.
+
+    Raises:
+        Conflict: another stack on this host uses the same addresses for its sandboxes.
+    """
+    network = IPv4Network(description.nodes[0].addresses)
+    offset = int(network.network_address) - int(_ADDRESSES.network_address)
+    try:
+        return _hold_part(offset // network.num_addresses // MAX_NODES)
+    except OSError as err:
+        raise Conflict(
+            f"another stack on this host uses the addresses {network} and up",
+            hint="take it down first, or remove stack.json and go up on other addresses",
+        ) from err
+
+
+def _hold_part(part: int) -> socket.socket:
+    """An abstract name belongs to one socket of the network namespace and goes with it, like the
+    routes that it stands for."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(f"\0dsec-addresses-{part}")
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _free_part(paths: StackPaths) -> int:
+    """The default home's is the first; for others, one that no running stack holds."""
     if paths.home == DEFAULT_HOME:
-        return "", 0
+        return 0
+    for part in random.sample(range(1, _HOMES), _HOMES - 1):
+        with contextlib.suppress(OSError), _hold_part(part):
+            return part
+    raise NoCapacity(
+        f"{_HOMES} stacks run on this host: no addresses are left for the sandboxes of another",
+        hint="take one down",
+    )
+
+
+def _token_of(paths: StackPaths) -> str:
+    """What tells the nodes of this home from another's."""
+    if paths.home == DEFAULT_HOME:
+        return ""
     digest = hashlib.blake2b(str(paths.home).encode()).digest()
-    token = base64.b32encode(digest)[:6].decode().lower()
-    return f"-{token}", 1 + int.from_bytes(digest[-2:]) % (_HOMES - 1)
+    return f"-{base64.b32encode(digest)[:6].decode().lower()}"
 
 
 def _read(paths: StackPaths) -> StackDescription:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from libdsec.bus import Bus
+from libdsec.errors import Conflict
 from libdsec.wire import subjects
 
 from ..chassis.topology import ensure_topology
 from .configure import configure
 from .control import Say, serve_control
-from .description import StackDescription
+from .description import StackDescription, hold_addresses
 from .layout import StackPaths
 from .plan import Plan, Principals
 from .supervisor import Stage, Supervisor
@@ -32,6 +33,11 @@ async def supervise(
     """Run until told to go down; `tell` hears the progress of the start."""
     supervisor = Supervisor(paths)
     supervisor.hold()
+    try:
+        addresses = hold_addresses(description)
+    except Conflict as err:
+        tell({"error": str(err), "done": True})
+        raise
     everybody = configure(paths, description)
     stopped = asyncio.Event()
     control = await serve_control(paths.control, _commands(supervisor, paths, description, stopped))
@@ -49,6 +55,7 @@ async def supervise(
         if not supervisor.stopping:
             await supervisor.down()
         control.close()
+        addresses.close()
         paths.control.unlink(missing_ok=True)
 
 
