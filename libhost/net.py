@@ -86,7 +86,7 @@ class NodeNetwork:
     def ensure(self) -> None:
         """Create the gateway device, read which addresses live sandboxes hold; idempotent."""
         name = self._paths.gateway_interface
-        with IPRoute() as ip:
+        with _netlink() as ip:
             if not ip.link_lookup(ifname=name):
                 ip.link("add", ifname=name, kind="veth", peer={"ifname": f"{name[:-1]}_"})
             for end in (name, f"{name[:-1]}_"):
@@ -113,7 +113,7 @@ class NodeNetwork:
             prepared = self._pool.popleft()
         except IndexError:
             prepared = self._prepare()
-        with IPRoute() as ip:
+        with _netlink() as ip:
             ip.link("set", index=prepared.ifindex, ifname=sandbox.interface)
         with self._lock:
             self._held[sandbox.interface] = self._held.pop(prepared.interface)
@@ -125,7 +125,7 @@ class NodeNetwork:
         # Strict: a packet from any address but the routed one is dropped.
         _set(f"ipv4/conf/{link.interface}/rp_filter", "1")
         mac = _mac(link.address, inside=True)
-        with IPRoute() as ip:
+        with _netlink() as ip:
             ip.link("set", index=index, state="up")
             ip.neigh("add", dst=address, lladdr=mac, ifindex=index, state=_NUD_PERMANENT)
             ip.route("add", dst=f"{address}/32", oif=index, scope=_SCOPE_LINK)
@@ -133,7 +133,7 @@ class NodeNetwork:
     def find(self, sandbox: SandboxPaths) -> Link | None:
         """The link of a running sandbox (``namespace_fd`` is -1), for a successor."""
         address = self._held.get(sandbox.interface)
-        with IPRoute() as ip:
+        with _netlink() as ip:
             found = ip.link_lookup(ifname=sandbox.interface)
         if address is None or not found:
             return None
@@ -147,7 +147,7 @@ class NodeNetwork:
         Idempotent.
         """
         deadline = time.monotonic() + _VANISH_S
-        with IPRoute() as ip:
+        with _netlink() as ip:
             while ip.link_lookup(ifname=sandbox.interface):
                 if time.monotonic() > deadline:
                     self._delete(sandbox.interface)
@@ -158,7 +158,7 @@ class NodeNetwork:
 
     def interfaces(self) -> dict[str, int]:
         """Slot -> ifindex of every interface made for a sandbox of this node."""
-        with IPRoute() as ip:
+        with _netlink() as ip:
             return {
                 name[2:]: link["index"]
                 for link in ip.get_links()
@@ -191,7 +191,7 @@ class NodeNetwork:
             raise
         finally:
             os.close(host)
-        with IPRoute() as ip:
+        with _netlink() as ip:
             index = _index(ip, name)
             ip.link("set", index=index, ifalias=self._paths.cgroup_name)
             return Link(name, index, address, fd)
@@ -203,7 +203,7 @@ class NodeNetwork:
         host_mac, mac = _mac(address, inside=False), _mac(address, inside=True)
         peer = {"ifname": host_end, "net_ns_fd": host_namespace, "address": host_mac}
         gateway = str(self._gateway)
-        with IPRoute() as ip:
+        with _netlink() as ip:
             ip.link("add", ifname="eth0", kind="veth", address=mac, peer=peer)
             eth0 = _index(ip, "eth0")
             for index in (1, eth0):
@@ -235,13 +235,23 @@ class NodeNetwork:
                 yield oif, IPv4Address(dst)
 
     def _delete(self, interface: str) -> None:
-        with IPRoute() as ip:
+        with _netlink() as ip:
             for index in ip.link_lookup(ifname=interface):
                 try:
                     ip.link("del", index=index)
                 except NetlinkError as err:
-                    if err.code != errno.ENODEV:  # went with its namespace meanwhile
+                    if err.code != errno.ENODEV:  # else it went with its namespace meanwhile
                         raise
+
+
+@contextlib.contextmanager
+def _netlink() -> Iterator[IPRoute]:
+    """What the kernel refuses leaves as an OSError, as everywhere in this package."""
+    try:
+        with IPRoute() as ip:
+            yield ip
+    except NetlinkError as err:
+        raise OSError(err.code, os.strerror(err.code)) from err
 
 
 def _index(ip: IPRoute, name: str) -> int:

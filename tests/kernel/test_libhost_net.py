@@ -163,6 +163,18 @@ def test_addresses_run_out_with_a_clear_error_and_come_back(
     network.remove(sandboxes[6])
 
 
+def test_a_route_that_somebody_else_has_is_an_os_error(
+    network: NodeNetwork, node_name: str
+) -> None:
+    link = network.take(network._paths.sandbox(f"{node_name}_aaaaaa_aaaaaaaaaaaa"))
+    with IPRoute() as ip:
+        gateway = ip.link_lookup(ifname=network._paths.gateway_interface)[0]
+        ip.route("add", dst=f"{link.address}/32", oif=gateway, scope=253)
+    with pytest.raises(FileExistsError):
+        network.open_gate(link)
+    link.close_namespace()
+
+
 def test_link_vanishes_with_its_last_user(network: NodeNetwork, node_name: str) -> None:
     """Proven by the leak check: nothing is removed here but the descriptor."""
     link = network.take(network._paths.sandbox(f"{node_name}_aaaaaa_last"))
