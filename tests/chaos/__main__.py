@@ -83,12 +83,12 @@ def show(console: Console, faults: Campaign, loop: Restarts) -> None:
 
 
 def _table(rounds: Sequence[Round]) -> Table:
-    table = Table("point", "seed", "edge", "died", "besides", "creates", "sandboxes", "errors",
+    table = Table("point", "seed", "edges died", "besides", "creates", "sandboxes", "errors",
                   "stopped", "seconds")  # fmt: skip
     for done in rounds:
         errors = " ".join(f"{n} {code}" for code, n in sorted(done.codes.items()))
         table.add_row(
-            done.point.value, str(done.seed), done.node, "yes" if done.fired else "no",
+            done.point.value, str(done.seed), " ".join(sorted(done.died)) or "none",
             str(done.disturbance), str(len(done.sandboxes) + len(done.errors)),
             str(len(done.sandboxes)), errors or "0", str(len(done.stopped)),
             f"{done.took_s:.1f}",
@@ -100,7 +100,7 @@ def document(faults: Campaign, loop: Restarts) -> dict[str, object]:
     return {
         "rounds": [
             {
-                "point": r.point.value, "seed": r.seed, "node": r.node, "died": r.fired,
+                "point": r.point.value, "seed": r.seed, "died": sorted(r.died),
                 "besides": str(r.disturbance), "sandboxes": len(r.sandboxes), "errors": r.codes,
                 "stopped": len(r.stopped), "seconds": round(r.took_s, 1),
             }

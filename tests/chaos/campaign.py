@@ -55,7 +55,7 @@ async def run(
 
 
 def say(done: Round) -> str:
-    died = f"{done.node} died" if done.fired else f"{done.node} did not come by"
+    died = f"{', '.join(sorted(done.died)) or 'no edge'} died"
     return (
         f"{done.name}: {died}, {done.disturbance}; {len(done.sandboxes)} sandboxes, "
         f"{len(done.errors)} errors {done.codes or ''} in {done.took_s:.1f} s"

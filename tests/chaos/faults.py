@@ -19,7 +19,8 @@ CREATES = 50
 LABEL = "faults"
 _SPREAD_S = 1.5  # within it the creates begin
 _BUDGET_S = 60.0
-_PASSES = 6  # an edge dies at one of its first passes by the point
+# At which pass by the point an edge dies.
+_SOON, _LATE = (1, 5), (4, 10)
 _FOR_EVER_S = 86_400.0
 _ONCE = "echo ran >> /ran; wc -l < /ran"
 
@@ -30,9 +31,8 @@ class Round:
 
     point: Point
     seed: int
-    node: str
     disturbance: Disturbance
-    fired: bool = False
+    died: set[str] = field(default_factory=set)  # nodes whose edge came by the point
     took_s: float = 0.0
     sandboxes: list[Sandbox] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
@@ -53,30 +53,41 @@ class Round:
 async def play(stack: Stack, client: DSecClient, point: Point, seed: int) -> Round:
     """Run one round; what must hold afterwards is judged two leases later (see `audit`)."""
     rng = random.Random(f"{point}/{seed}")
-    node, other = rng.sample(stack.node_names, 2)
-    happening = disturbances(other)
+    nodes = rng.sample(stack.node_names, len(stack.node_names))
+    happening = disturbances(nodes[-1])
     turn = (list(Point).index(point) + seed) % len(happening)
-    done = Round(point, seed, node, happening[turn])
-    edge = f"edge-{node}"
-    before = await _session(client, node)
-    try:
-        await restart(stack, edge, {"DSEC_FAULT": f"{point}:kill:{rng.randint(1, _PASSES)}"})
-    except RestartError:
-        done.fired = True  # it came by while it took over from its predecessor
-    async with asyncio.timeout(_BUDGET_S):  # it is to be offered something
-        while await _session(client, node) in (before, ""):
-            await asyncio.sleep(0.1)
-    armed, began = await pid_of(stack, edge), time.monotonic()
+    done = Round(point, seed, happening[turn])
+    # Which node the creates go to is not ours to say, so each edge is armed, the first to die soon.
+    armed = {
+        node: await _arm(stack, client, node, f"{point}:kill:{rng.randint(*passes)}", done)
+        for node, passes in zip(nodes, (_SOON, *[_LATE] * len(nodes)), strict=False)
+    }
+    began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         group.create_task(_disturb(stack, done, rng.uniform(0.2, 1.2)))
         for _ in range(CREATES):
             group.create_task(_create_one(client, random.Random(rng.random()), done))
-    done.fired = done.fired or await pid_of(stack, edge) != armed
+    for node, pid in armed.items():
+        if await pid_of(stack, f"edge-{node}") != pid:
+            done.died.add(node)
     for sandbox in done.sandboxes:
         if sandbox.id in done.unsure:
             await sandbox.stop()
     done.took_s = time.monotonic() - began
     return done
+
+
+async def _arm(stack: Stack, client: DSecClient, node: str, fault: str, done: Round) -> int:
+    """Restart an edge so that it dies at a point, and see it back in service; its pid."""
+    edge, before = f"edge-{node}", await _session(client, node)
+    try:
+        await restart(stack, edge, {"DSEC_FAULT": fault})
+    except RestartError:
+        done.died.add(node)  # it came by while it took over from its predecessor
+    async with asyncio.timeout(_BUDGET_S):
+        while await _session(client, node) in (before, ""):
+            await asyncio.sleep(0.1)
+    return await pid_of(stack, edge)
 
 
 async def _session(client: DSecClient, node: str) -> str:

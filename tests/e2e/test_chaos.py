@@ -10,7 +10,7 @@ from tests.chaos import campaign, restarts
 from tests.stack import Stack
 
 _SEED = 0
-_RESTARTS_S = 45.0
+_RESTARTS_S = 60.0
 
 
 @pytest.mark.timeout(240)
@@ -18,8 +18,8 @@ async def test_faults_lose_nothing_and_leave_nothing(stack: Stack, client: DSecC
     plan = [(point, _SEED) for point in Point]
     seen = await campaign.run(stack, client, plan, counters=20, batch=len(plan), tell=print)
     assert seen.findings == []
-    died = [done.point for done in seen.rounds if done.fired]
-    assert set(died) == set(Point), "an edge did not come by where it was to die"
+    died = {done.point for done in seen.rounds if done.died}
+    assert died == set(Point), "no edge came by where it was to die"
     assert all(done.sandboxes for done in seen.rounds)
 
 

@@ -46,7 +46,7 @@ def test_a_host_that_holds_more_or_less_is_found_out(
 
 
 def played(*told: str, stopped: tuple[str, ...] = (), failed: tuple[str, ...] = ()) -> Round:
-    done = Round(Point.DURING_STOP, 1, "n1", Disturbance("burst"))
+    done = Round(Point.DURING_STOP, 1, Disturbance("burst"))
     done.sandboxes = [cast("Sandbox", SimpleNamespace(id=sandbox_id)) for sandbox_id in told]
     done.stopped = set(stopped)
     done.errors = [NoCapacity("full", request_id=request) for request in failed]
