@@ -84,10 +84,11 @@ async def _arm(stack: Stack, client: DSecClient, node: str, fault: str, done: Ro
         await restart(stack, edge, {"DSEC_FAULT": fault})
     except RestartError:
         done.died.add(node)  # it came by while it took over from its predecessor
+    armed = await pid_of(stack, edge)
     async with asyncio.timeout(_BUDGET_S):
         while await _session(client, node) in (before, ""):
             await asyncio.sleep(0.1)
-    return await pid_of(stack, edge)
+    return armed
 
 
 async def _session(client: DSecClient, node: str) -> str:
