@@ -77,6 +77,7 @@ def main() -> int:
         f"{rewarded} of {ROLLOUTS} rewards are 1.0; {OUT} written; "
         f"{time.monotonic() - begin:.1f} s in all",
         highlight=False,
+        soft_wrap=True,
     )
     return 0 if clean and rewarded == ROLLOUTS else 1
 

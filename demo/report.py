@@ -49,13 +49,13 @@ class Progress:
 
 
 def _tests(counts: dict[str, int]) -> str:
-    return f"{counts['passed']} passed, {counts['failed']} failed" if counts else "-"
+    return f"{counts['passed']}/{sum(counts.values())}" if counts else "-"
 
 
 def show_rollouts(console: Console, trajectories: Sequence[Trajectory]) -> None:
-    table = Table(
-        "rollout", "node", "queued ms", "create ms", "commands", "tests before", "tests after",
-        "paused s", "reclaimed", "denials", "reward", title="Rollouts",
+    table = Table(  # without lines: it fits a terminal of 100 columns
+        "rollout", "node", "queued\nms", "create\nms", "execs", "tests\nbefore", "tests\nafter",
+        "paused\ns", "reclaimed", "denials", "reward", title="Rollouts", box=None, pad_edge=False,
     )  # fmt: skip
     for t in trajectories:
         table.add_row(

@@ -23,4 +23,4 @@ async def show_trace(console: Console, client: DSecClient, trajectory: Trajector
     )  # fmt: skip
     said, _ = await asyncio.wait_for(process.communicate(), 30)
     console.print(f"trace of the create of rollout {trajectory.rollout}", highlight=False)
-    console.print(said.decode(), highlight=False, markup=False)
+    console.print(said.decode(), highlight=False, markup=False, soft_wrap=True)
