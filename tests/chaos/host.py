@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -9,11 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libhost import loop
-from libhost.paths import slot_of
+from libhost.bpf import libbpf
+from libhost.bpf.layout import SANDBOX_ID_SIZE, Sandbox, unpack_sandbox_id
+from libhost.bpf.map import Map
+from libhost.bpf.pins import pin_directory
+from libhost.paths import NodePaths, slot_of
 from tests.stack import Stack
 
 _CGROUP = re.compile(r"/dsec-(?P<node>[^/\n]+)/(?:ls|be)/(?P<id>[^/\n]+)")
 _LAYER = re.compile(r"/live/layers/(?P<digest>[0-9a-f]+)$")
+
+_MAY_LACK = {"interface"}  # only those with a network have one
+_MAY_OUTLIVE = {"policy"}  # until the next sweep, where the policy service died as it was removed
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,9 @@ class NodeCensus:
         slots = {slot_of(sandbox_id): sandbox_id for sandbox_id in expected}
         for place, found in self.places.items():
             known = frozenset(slots.get(name, name) for name in found)
-            yield from (f"{self.node}: {place} of {i} is left over" for i in known - expected)
-            if place != "interface":  # only those with a network have one
+            if place not in _MAY_OUTLIVE:
+                yield from (f"{self.node}: {place} of {i} is left over" for i in known - expected)
+            if place not in _MAY_LACK:
                 yield from (f"{self.node}: {i} has no {place}" for i in expected - known)
 
 
@@ -50,6 +59,7 @@ def take(stack: Stack, node: str, edge_pid: int) -> NodeCensus:
             image.parent.name for _, image in loop.attached() if image.parent.parent == state
         ),
         "interface": frozenset(_interfaces(node)),
+        "policy": frozenset(_policies(NodePaths(node, state.parent, run))),
     }
     for hierarchy, ids in _cgroups(node):
         places[f"cgroup ({hierarchy})"] = ids
@@ -115,6 +125,16 @@ def _interfaces(node: str) -> Iterator[str]:
             continue
         if ours and re.fullmatch(r"ds[a-z2-7]{10}", entry.name):
             yield entry.name[2:]
+
+
+def _policies(paths: NodePaths) -> Iterator[str]:
+    """Ids in the kernel's own map."""
+    fd = libbpf.obj_get(str(pin_directory(paths) / "sandboxes"))
+    try:
+        for key, _ in Map("sandboxes", fd, SANDBOX_ID_SIZE, len(Sandbox(0, 0).pack())).items():
+            yield unpack_sandbox_id(key)
+    finally:
+        os.close(fd)
 
 
 def _names(directory: Path) -> list[str]:
