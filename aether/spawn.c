@@ -87,6 +87,11 @@ static void default_signals(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL); /* the only one the agent ignores */
+    /* A spawner's libc may leave the signals of its own threads ignored, and ours hides them from
+     * signal(); the kernel's structure of zeros is the default action. */
+    const uint64_t by_default[4] = {0};
+    for (long number = 32; number <= 34; number++)
+        syscall(SYS_rt_sigaction, number, by_default, NULL, sizeof(uint64_t));
 }
 
 static void take_stdio(const int stdio[3]) {

@@ -65,9 +65,12 @@ class Execs:
         command.who_where = f"as {spec.user or 'root'!r} in {str(spec.cwd)!r}"
         async with self._pauses.active(sandbox):
             process = await self._open(sandbox, command, lambda channel: channel.start(spec))
+            feeding = self._feed(command, process, request)
+            if request.detach and feeding is not None:
+                # Told of the start, the caller attaches, and what is not written by then is lost.
+                await feeding
             if request.stream or request.detach or request.stdin_open:
                 await call.send(KIND_STARTED, _started(process))
-            feeding = self._feed(command, process, request)
             try:
                 if request.detach:
                     process.detach()

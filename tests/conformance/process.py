@@ -36,6 +36,12 @@ class ProcessCases(Cases):
         await again.close_stdin()
         assert (await again.wait()).stdout == "hello"
 
+    async def test_input_given_at_the_start_arrives_whole(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start(["wc", "-c"], stdin=b"x" * 300_000)
+        assert (await process.wait(timeout=20)).stdout.split() == ["300000"]
+        small = await sandbox.start(["cat"], stdin=b"hi")
+        assert (await small.wait(timeout=20)).stdout == "hi"
+
     async def test_output_is_read_again_from_an_offset(self, sandbox: Sandbox) -> None:
         process = await sandbox.start("printf 0123456789", stdin=b"")
         assert (await process.wait()).stdout == "0123456789"
