@@ -91,7 +91,7 @@ class Operations:
         await self._order("uncordon", NODE_UNCORDON, node)
 
     async def drain(self, node: str) -> None:
-        """Cordon it, and end what runs there as its edge sees fit."""
+        """Cordon it until what runs there has ended by itself, within its own limits."""
         await self._order("drain", NODE_DRAIN, node, budget_s=_DRAIN_S)
 
     async def capabilities(self, node: str) -> NodeCapabilities:

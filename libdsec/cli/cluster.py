@@ -69,7 +69,7 @@ def uncordon(ctx: typer.Context, node: str, as_json: Json = False) -> None:
 
 
 def drain(ctx: typer.Context, node: str, as_json: Json = False) -> None:
-    """Cordon a node and end what runs there; for operators."""
+    """Cordon a node until what runs there has ended by itself; for operators."""
     _order(ctx, Operations.drain, node, as_json=as_json)
 
 
