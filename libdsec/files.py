@@ -271,14 +271,25 @@ class Files:
     async def call(
         self, op: Operation, rpc: Rpc[Req, Rep], message: Req, *, bulk: bool = False
     ) -> Rep:
-        # Of these only remove and rename are not the same when done twice.
         return await self._connection.call(
-            rpc, message, op=op, node=self._node, bulk=bulk,
-            idempotent=rpc is not FILE_REMOVE and rpc is not FILE_RENAME,
-        )  # fmt: skip
+            rpc, message, op=op, node=self._node, bulk=bulk, idempotent=_same_twice(message)
+        )
 
     def _at(self, path: str, user: str | None) -> FilePath:
         return FilePath(sandbox_id=self._sandbox_id, path=_checked(path), user=user)
+
+
+def _same_twice(message: Message) -> bool:
+    """Whether doing it again, even while it is being done, is as good as once."""
+    match message:
+        case FileRemove() | FileRename():
+            return False
+        case FileMakeDir(parents=parents):
+            return parents
+        case FileWrite(offset=offset, last=last):
+            return offset == 0 or not last  # the last of several chunks ends their transfer
+        case _:
+            return True
 
 
 def _pieces(data: bytes) -> Callable[[int], Awaitable[bytes]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from libdsec import (
     Conflict,
@@ -19,11 +21,12 @@ from libdsec import (
     NotADirectory,
     Sandbox,
     Transferred,
+    connection,
 )
 from libdsec.transfer import plan_upload
 from libdsec.wire.defaults import FILE_CHUNK_BYTES
-from libdsec.wire.files import FileStat
-from tests.world.memory import MemoryServer
+from libdsec.wire.files import FileStat, FileWrite
+from tests.world.memory import MemoryLink, MemoryServer
 from tests.world.world import World
 
 LARGE = bytes(range(256)) * (FILE_CHUNK_BYTES // 256) * 3  # exactly three chunks
@@ -257,3 +260,33 @@ async def test_large_data_takes_the_second_connection(
     assert len(server.links) == links
     await sandbox.files.write("large", LARGE)
     assert len(server.links) == links + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "again"),
+    [(10, True), (FILE_CHUNK_BYTES + 10, False)],
+    ids=["one chunk", "the last of several"],
+)
+async def test_a_slow_write_is_asked_again_only_where_that_is_harmless(
+    server: MemoryServer,
+    sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    again: bool,
+) -> None:
+    monkeypatch.setattr(connection, "SILENCE_S", 0.05)
+    asked: list[FileWrite] = []
+    publish = server.publish
+
+    def slow(sender: MemoryLink, msg: Msg) -> None:
+        if msg.subject.endswith(".files.write"):
+            asked.append(FileWrite.model_validate_json(msg.data))
+            if asked[-1].last:
+                asyncio.get_running_loop().call_later(0.3, publish, sender, msg)
+                return
+        publish(sender, msg)
+
+    monkeypatch.setattr(server, "publish", slow)
+    await sandbox.files.write("/tmp/slow", b"x" * size)
+    lasts = [message for message in asked if message.last]
+    assert (len(lasts) > 1) is again
