@@ -43,10 +43,10 @@ def test_a_tree_is_copied_in_and_out(stack: Stack, sandbox: str, tmp_path: Path)
     (source / "below" / "run.sh").write_text("#!/bin/sh\necho ran\n")
     (source / "below" / "run.sh").chmod(0o755)
     (source / "link").symlink_to("below/run.sh")
-    assert stack.dsec("cp", str(source), f"{sandbox}:/work").returncode == 0
-    assert stack.dsec("exec", sandbox, "--", "/work/link").stdout == "ran\n"
+    assert stack.dsec("cp", str(source), f"{sandbox}:/folder").returncode == 0
+    assert stack.dsec("exec", sandbox, "--", "/folder/link").stdout == "ran\n"
     back = tmp_path / "back"
-    assert stack.dsec("cp", f"{sandbox}:/work", str(back)).returncode == 0
+    assert stack.dsec("cp", f"{sandbox}:/folder", str(back)).returncode == 0
     assert (back / "below" / "run.sh").stat().st_mode & 0o777 == 0o755
     assert (back / "link").is_symlink()
     assert stack.dsec("stop", sandbox).returncode == 0
