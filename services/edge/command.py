@@ -24,6 +24,9 @@ class Command:
     exit_code: int | None = None
     stdin_taken: int | None = None  # bytes, None: not known since the edge restarted
     stdin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # The newest attachment takes the output over, so who only wants to write or to watch must see
+    # whether somebody reads, and nobody may begin to in between.
+    attaching: asyncio.Lock = field(default_factory=asyncio.Lock)
     window: Window | None = None
 
     @property

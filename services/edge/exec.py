@@ -123,8 +123,9 @@ class Execs:
             try:
                 with translated(what):
                     channel = await sandbox.holding.agent.channel()
-                    process = await opening(channel)
-                    command.stdin_taken = process.stdin_received
+                    async with command.attaching:
+                        process = await opening(channel)
+                        command.stdin_taken = process.stdin_received
                     return process
             except Unavailable:
                 # An exec_id makes asking again safe; a dead sandbox will not get better.
@@ -231,7 +232,10 @@ class Execs:
             while sandbox.usable:
                 try:
                     channel = await sandbox.holding.agent.channel()
-                    process = await channel.attach(command.exec_id, watch=True)
+                    async with command.attaching:
+                        if channel.attached(command.exec_id):
+                            return  # somebody reads it now, and has it watched when he leaves
+                        process = await channel.attach(command.exec_id, watch=True)
                     command.exit_code = (await process.wait()).exit_code
                     return
                 except (AgentGoneError, Unavailable):

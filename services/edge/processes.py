@@ -9,7 +9,7 @@ from libdsec.wire.model import Empty
 from libdsec.wire.sandbox import ById
 
 from . import agent
-from .agent import AgentChannel, KillScope, ProcessState
+from .agent import AgentChannel, AgentGoneError, KillScope, ProcessState
 from .agent_errors import translated
 from .command import Command
 from .exec_spec import check_exec_id
@@ -68,10 +68,11 @@ class Processes:
         return ProcessListing(processes=tuple(self._info(sandbox, one) for one in found))
 
     async def _write(self, channel: AgentChannel, command: Command, request: ProcessInput) -> None:
-        if command.stdin_taken is None or not channel.attached(request.exec_id):
-            # Since the edge restarted, or the one who read it left: the agent knows how far it is.
-            process = await channel.attach(request.exec_id, watch=True)
-            command.stdin_taken = process.stdin_received
+        async with command.attaching:
+            if command.stdin_taken is None or not channel.attached(request.exec_id):
+                # Since the edge restarted, or a reader left: the agent knows how far it is.
+                process = await channel.attach(request.exec_id, watch=True)
+                command.stdin_taken = process.stdin_received
         if request.offset > command.stdin_taken:
             raise InvalidArgument(
                 f"input at {request.offset}, but {command.stdin_taken} bytes have been taken",
@@ -79,7 +80,12 @@ class Processes:
             )
         data = request.data[command.stdin_taken - request.offset :]
         command.stdin_taken += len(data)  # queued from here on, also if we are not waited for
-        await channel.write_stdin(request.exec_id, data)
+        try:
+            await channel.write_stdin(request.exec_id, data)
+        except AgentGoneError:
+            if not channel.attached(request.exec_id):
+                command.stdin_taken = None  # not all of it was sent; the agent knows how much
+            raise
         if request.close:
             await channel.close_stdin(request.exec_id)
 

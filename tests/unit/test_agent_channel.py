@@ -152,3 +152,71 @@ async def test_cancelling_an_exec_detaches_and_ignores_late_frames(tmp_path: Pat
         assert await channel.ping() < 5
         assert seen == [FrameType.DETACH]
         await channel.aclose()
+
+
+WINDOW = 65_536  # of HELLO
+READS = ExecSpec(exec_id="e", argv=("cat",), stdin_pipe=True)
+
+
+def started(stream: int, received: int, limit: int) -> bytes:
+    return frame(FrameType.STARTED, stream, struct.pack("<IBQQQ", 7, 0, 0, received, limit))
+
+
+async def filled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+    """Start what is asked for and take one window of its input; its stream."""
+    kind, stream, _ = await request(reader)
+    assert kind == FrameType.EXEC
+    writer.write(started(stream, 0, WINDOW))
+    received = 0
+    while received < WINDOW:
+        kind, _, payload = await request(reader)
+        assert kind == FrameType.STDIN
+        received += len(payload) - 8
+    return stream
+
+
+async def test_who_takes_over_goes_on_with_the_input(tmp_path: Path) -> None:
+    """A reader that attaches while somebody still writes must not lose what is written."""
+    rest: list[tuple[int, int, bytes]] = []
+
+    async def agent(reader, writer) -> None:
+        first = await filled(reader, writer)
+        kind, second, _ = await request(reader)
+        assert kind == FrameType.ATTACH
+        writer.write(frame(FrameType.ERROR, first, struct.pack("<HII", 2, 0, 0) + b"\0"))
+        await asyncio.sleep(0.02)  # the error is read long before the answer
+        writer.write(started(second, WINDOW, 2 * WINDOW))
+        while not rest or rest[-1][0] != FrameType.CLOSE_STDIN:
+            rest.append(await request(reader))
+        await reader.read()
+
+    async with scripted(tmp_path, agent) as path:
+        channel = await AgentChannel.connect(path)
+        process = await channel.start(READS)
+        writing = asyncio.create_task(process.write(b"x" * WINDOW + b"rest"))
+        await asyncio.sleep(0.02)
+        reading = await channel.attach("e")
+        assert reading.stdin_received == WINDOW + 4  # a third writer goes on behind these
+        await asyncio.wait_for(writing, 5)
+        await channel.close_stdin("e")
+        async with asyncio.timeout(5):
+            while len(rest) < 2:
+                await asyncio.sleep(0.01)
+        assert rest[0][2] == struct.pack("<Q", WINDOW) + b"rest"
+        await channel.aclose()
+
+
+async def test_input_that_was_not_sent_is_reported(tmp_path: Path) -> None:
+    async def agent(reader, writer) -> None:
+        await filled(reader, writer)
+        await reader.read()
+
+    async with scripted(tmp_path, agent) as path:
+        channel = await AgentChannel.connect(path)
+        process = await channel.start(READS)
+        writing = asyncio.create_task(process.write(b"x" * WINDOW + b"rest"))
+        await asyncio.sleep(0.02)
+        process.detach()
+        with pytest.raises(AgentGoneError, match="input"):
+            await asyncio.wait_for(writing, 5)
+        await channel.aclose()

@@ -120,16 +120,21 @@ class AgentChannel:
         )
 
     async def _opened(self, stream: ReadingStream, request: Callable[[], bytes]) -> AgentProcess:
+        before = self._processes.get(stream.exec_id)
         try:
             self._connection.send(request())
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 started = await stream.started
         except BaseException as err:
             stream.detach()
+            if before is not None and before.over:
+                before.stdin.lose()
             if isinstance(err, TimeoutError):
                 raise AgentGoneError(f"no answer to {stream.exec_id}") from err
             raise
         stream.stdin.resume(started.stdin_received, started.stdin_limit)
+        if before is not None:
+            stream.stdin.inherit(before.stdin)
         self._processes[stream.exec_id] = stream
         stream.ended.add_done_callback(lambda _: self._left(stream))
         return AgentProcess(stream)

@@ -19,6 +19,7 @@ class AgentProcess:
     def __init__(self, stream: ReadingStream) -> None:
         self._stream = stream
         self._started = stream.started.result()
+        self._stdin_taken = stream.stdin.position
 
     @property
     def exec_id(self) -> str:
@@ -35,7 +36,7 @@ class AgentProcess:
     @property
     def stdin_received(self) -> int:
         """Bytes of input it had taken when this attached: where a writer goes on."""
-        return self._started.stdin_received
+        return self._stdin_taken
 
     @property
     def known(self) -> bool:

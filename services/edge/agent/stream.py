@@ -15,7 +15,7 @@ from . import codec
 from .connection import AgentConnection
 from .errors import AgentError, AgentGoneError, AgentProtocolError, AgentRefusedError
 from .model import AgentResult, OnOutput, OutputChunk
-from .protocol import FrameType, OutputStream, StartedFlag
+from .protocol import ErrorCode, FrameType, OutputStream, StartedFlag
 
 WINDOW = 256 * 1024
 _RETURN = WINDOW // 4  # credit is given back in portions
@@ -24,6 +24,10 @@ _RETURN = WINDOW // 4  # credit is given back in portions
 def refused(payload: memoryview) -> AgentRefusedError:
     refusal = codec.decode_error(payload)
     return AgentRefusedError(refusal.code, refusal.errno, refusal.message)
+
+
+def _superseded(error: AgentError) -> bool:
+    return isinstance(error, AgentRefusedError) and error.code is ErrorCode.SUPERSEDED
 
 
 class Answer:
@@ -59,7 +63,13 @@ class Stdin:
         self._limit = limit
         self._closing = False
         self._closed = False
+        self._lost = False
         self._drained = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """Where the next bytes go: what was sent, and what waits to be."""
+        return self._offset + sum(map(len, self._waiting))
 
     def resume(self, received: int, limit: int) -> None:
         """Attached to a command that has had `received` bytes already."""
@@ -83,8 +93,23 @@ class Stdin:
         self._waiting.clear()
         self._drained.set()
 
+    def lose(self) -> None:
+        """Nobody sends what is left: its writers are told, and may send it again elsewhere."""
+        self._lost = bool(self._waiting)
+        self.abandon()
+
+    def inherit(self, before: Stdin) -> None:
+        """Go on with what an attachment that we have superseded had not sent yet."""
+        self._waiting, before._waiting = before._waiting, deque()
+        self._closing, self._closed = before._closing, before._closed
+        self._drained, before._drained = before._drained, asyncio.Event()  # its writers wait for us
+        self._pump()
+
     async def drained(self) -> None:
+        """Raises AgentGoneError: not all of it was sent."""
         await self._drained.wait()
+        if self._lost:
+            raise AgentGoneError("the attachment that was to send the input has ended")
 
     def _pump(self) -> None:
         while self._waiting and self._offset < self._limit:
@@ -177,7 +202,8 @@ class ExecStream:
                 future.set_exception(error)
                 future.exception()  # retrieved: not everybody waits for both
         self.over = True
-        self.stdin.abandon()
+        if not _superseded(error):  # else the one who took over goes on with the input
+            self.stdin.lose()
         self.on_end()
 
     def result(self, stdout: bytes = b"", stderr: bytes = b"") -> AgentResult:
