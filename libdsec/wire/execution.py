@@ -27,7 +27,7 @@ class ExecRequest(Message):
     user: str | None = None
     stdin: bytes = b""
     stdin_open: bool = False  # more stdin follows as ProcessInput
-    timeout_s: float | None = d.EXEC_TIMEOUT_S
+    timeout_s: float | None = None  # no limit
     max_output_bytes: int = d.MAX_OUTPUT_BYTES
     stream: bool = False  # send output as it comes
     detach: bool = False  # answer with `started` as the last message

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import get_args
 
 import pytest
 
 from libdsec.errors import ERRORS, DeathReason, Internal, InvalidArgument, SandboxDead
 from libdsec.wire import envelope, ids, subjects
 from libdsec.wire.error import ErrorReply
+from libdsec.wire.execution import ExecRequest
 from libdsec.wire.model import Message
 from libdsec.wire.node import Heartbeat, Load
 from libdsec.wire.sandbox import NetworkAllow, PolicySpec, SandboxSpec
@@ -33,6 +35,19 @@ def test_message_tolerates_fields_of_a_newer_sender(model: type[Message]) -> Non
 @pytest.mark.parametrize("model", declared_models(), ids=lambda m: m.__name__)
 def test_message_says_what_it_is(model: type[Message]) -> None:
     assert inspect.getmodule(model).__name__.startswith("libdsec.wire.")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("model", declared_models(), ids=lambda m: m.__name__)
+def test_none_is_never_another_default(model: type[Message]) -> None:
+    """None is left out on the wire, so a reader would put another default in its place."""
+    for name, field in model.model_fields.items():
+        optional = type(None) in get_args(field.annotation)
+        assert not optional or field.default is None, f"{model.__name__}.{name}: {field.default}"
+
+
+def test_a_command_without_limit_arrives_as_one() -> None:
+    unlimited = ExecRequest(sandbox_id="s", exec_id="e", argv=("server",), timeout_s=None)
+    assert ExecRequest.model_validate_json(unlimited.encode()).timeout_s is None
 
 
 def test_older_reader_drops_an_addition_and_keeps_the_rest() -> None:
