@@ -63,7 +63,7 @@ async def start_counters(client: DSecClient, count: int, label: str) -> list[Cou
     for item in made:
         if isinstance(item, DSecError):
             raise item
-        process = await item.start(["/bin/sh", "-c", _SCRIPT], stdin=b"")
+        process = await item.start(["/bin/sh", "-c", _SCRIPT], stdin=b"", timeout=None)
         counters.append(Counter(item, process))
     return counters
 
