@@ -15,6 +15,7 @@ Not here: what rules mean (services.policy), and who may change them.
 from __future__ import annotations
 
 import os
+import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -287,7 +288,7 @@ class PolicyTable:
             self._hook.attach(ifindex)
         except OSError:
             # Gone with its sandbox; what is still there keeps the program it has.
-            if ifindex in {int(p.read_text()) for p in Path("/sys/class/net").glob("*/ifindex")}:
+            if _is_there(ifindex):
                 raise
 
     def _free_slot(self) -> int:
@@ -334,6 +335,15 @@ def _pack(slot: int, generation: int, rules: Collection[Rule]) -> dict[bytes, by
         layout.pack_rule(slot, generation, rule): layout.ALLOW if rule.allow else layout.DENY
         for rule in ordered
     }
+
+
+def _is_there(ifindex: int) -> bool:
+    """Asked by number: of an interface on its way out, sysfs answers EINVAL."""
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True
 
 
 def _depth(cgroup: Path) -> int:

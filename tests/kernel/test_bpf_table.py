@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import IPv4Address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
 from libhost.bpf import libbpf
 from libhost.bpf.hook import CGROUP_PROGRAMS
@@ -310,3 +314,44 @@ def test_unknown_interface_is_named(world: World) -> None:
     table = world.open_table()
     with pytest.raises(OSError, match="interface 999"):
         table.register("a", 1001, ifindex=999, address=IPv4Address("10.77.0.9"))
+
+
+def test_adoption_passes_over_links_that_vanish_meanwhile(world: World) -> None:
+    """Interfaces that come and go while the table is opened are nobody's failure."""
+    table = world.open_table()
+    registered = [f"{world.paths.node}_gone{n}" for n in range(10)]
+    for n, sandbox_id in enumerate(registered):
+        with _pair() as ifindex:
+            table.register(sandbox_id, 1_000_000 + n, ifindex=ifindex)
+    table.close()
+    stop = threading.Event()
+    churn = threading.Thread(target=_come_and_go, args=(stop,))
+    churn.start()
+    try:
+        for _ in range(20):
+            adopted = world.open_table()
+            assert set(registered) <= set(adopted.sandboxes())
+            adopted.close()
+    finally:
+        stop.set()
+        churn.join()
+    world.open_table().sweep([])
+
+
+@contextmanager
+def _pair() -> Iterator[int]:
+    """An interface for as long as the block lasts."""
+    name = f"dst{secrets.token_hex(3)}"
+    with IPRoute() as ip:
+        ip.link("add", ifname=f"{name}a", kind="veth", peer={"ifname": f"{name}b"})
+        index = int(ip.link_lookup(ifname=f"{name}a")[0])
+        try:
+            yield index
+        finally:
+            ip.link("del", index=index)
+
+
+def _come_and_go(stop: threading.Event) -> None:
+    while not stop.is_set():
+        with _pair():
+            pass
