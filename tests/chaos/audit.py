@@ -78,7 +78,9 @@ def judge_requests(rounds: Sequence[Round], alive: Sequence[SandboxInfo]) -> lis
     counts = Counter(info.request_id for info in alive)
     failed = {err.request_id: r.name for r in rounds for err in r.errors}
     return [
-        *(f"{n} sandboxes for request {request}" for request, n in counts.items() if n > 1),
+        *(f"{n} sandboxes for request {request}: "
+          f"{' '.join(i.sandbox_id for i in alive if i.request_id == request)}"
+          for request, n in counts.items() if n > 1),
         *(f"{i.sandbox_id} of request {i.request_id} lives though its caller was told of "
           f"{'an error' if i.request_id in failed else 'nothing'}"
           for i in alive if i.sandbox_id not in told),

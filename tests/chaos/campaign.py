@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from .counters import check_all, outputs_are_whole, start_counters
 from .faults import Round, play
 
 LABEL = "counters"
+_REQUEST = re.compile(r"request ([0-9a-f]{24})")
+_TRACES_KEPT = 20
 
 Tell = Callable[[str], None]
 
@@ -46,12 +49,21 @@ async def run(
         campaign.rounds += rounds
         await asyncio.sleep(SETTLE_S)
         found = await audit(stack, client, rounds) + await check_all(counting)
+        await _keep_traces(stack, found)
         found += await clear(client)
         campaign.findings += found
         tell(f"two leases later: {len(found)} findings" + "".join(f"\n    {f}" for f in found))
     campaign.findings += await outputs_are_whole(counting)
     await client.stop_many(labels={"job": LABEL})
     return campaign
+
+
+async def _keep_traces(stack: Stack, found: Sequence[str]) -> None:
+    """What became of the requests that are named in findings, beside the services' logs."""
+    requests = sorted({request for text in found for request in _REQUEST.findall(text)})
+    for request in requests[:_TRACES_KEPT]:
+        traced = await asyncio.to_thread(stack.dsec, "trace", request)
+        (stack.paths.log / f"trace-{request}.txt").write_text(traced.stdout + traced.stderr)
 
 
 def say(done: Round) -> str:
