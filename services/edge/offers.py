@@ -159,6 +159,11 @@ class Offers:
         return Admission(room, ErrorReply.of(refusal) if refusal is not None else None)
 
     async def _durable(self, step: Step[R]) -> None:
+        """A record may forget a sandbox that is to be killed, so its end is written before that: a
+        successor that found neither would let it live."""
+        for effect in step.effects:
+            if isinstance(effect, Kill):
+                self._doom(effect.sandbox_id)
         for record in step.records:
             record.apply(self._journal)
         await self._journal.sync()
@@ -223,6 +228,15 @@ class Offers:
             return
         self.follow(sandbox)
         await self._drive(self._ledger.ready(sandbox.id))
+
+    def _doom(self, sandbox_id: str) -> None:
+        sandbox = self._table.get(sandbox_id)
+        if sandbox is None:
+            return
+        if sandbox.starting is not None:
+            sandbox.starting.cancel()  # what is not in the journal is swept by a successor
+        elif sandbox.status.ending is None:
+            sandbox.update(self._node.records, ending=DeathReason.STOPPED)
 
     async def _kill(self, effect: Kill) -> None:
         sandbox = self._table.get(effect.sandbox_id)

@@ -350,6 +350,33 @@ async def test_a_journal_with_a_bad_record_costs_that_sandbox_alone(world: EdgeW
     assert path.with_suffix(".quarantine").exists()
 
 
+async def test_what_was_to_be_killed_is_killed_by_the_successor(world: EdgeWorld) -> None:
+    """The verdict is journaled, and the edge dies before the kill has begun."""
+    await world.start(DSEC_FAULT="before_announce:kill")
+    async with world.bus.inbox() as inbox:
+        offer = world.offer(2, inbox.subject, inbox.nonce)
+        reply = await world.offered(offer)
+        lost, named = reply.accepted
+        for item in reply.accepted:
+            await until_ready(world, item.sandbox_id)
+        world.played.claims[offer.request_id] = {named.index: named.sandbox_id}
+        verdict = world.played.verdict(offer.request_id).model_copy(update={"lost": (lost,)})
+        await world.bus.publish(subjects.VERDICT, verdict, node=world.node)
+        assert world.process is not None
+        assert await asyncio.to_thread(world.process.wait, 10) == -signal.SIGKILL
+        await world.start()
+        assert await until_dead(world, lost.sandbox_id) is DeathReason.STOPPED
+        assert (await world.run(named.sandbox_id, "echo on")).stdout == b"on\n"
+    await world.stop(named.sandbox_id)
+    await until_clean(world)
+
+
+async def until_ready(world: EdgeWorld, sandbox_id: str) -> None:
+    async with asyncio.timeout(10):
+        while (await world.info(sandbox_id)).state is not State.READY:
+            await asyncio.sleep(0.02)
+
+
 async def until_dead(world: EdgeWorld, sandbox_id: str) -> DeathReason:
     async with asyncio.timeout(10):
         while True:
