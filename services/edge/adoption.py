@@ -96,6 +96,8 @@ class Adoption:
     def go_on(self) -> None:
         """Watch, expire and end what was adopted; finish what a predecessor had begun to end."""
         for sandbox in self._table:
+            if not sandbox.journaled:
+                continue  # it is being started anew, and has no agent yet
             self._lifecycle.watch(sandbox)
             if sandbox.status.ending is not None:
                 self._tasks.spawn(
