@@ -63,6 +63,8 @@ async def enforce(
         raise Conflict(str(err)) from err
     except (UnsupportedError, OSError) as err:
         service.log.error("no policy can be enforced here", reason=str(err))
+        if isinstance(err, OSError):
+            service.spawn(give_up_later(service, str(err)), name="give up")
         return None, str(err)
     finally:
         opening.close()
@@ -75,6 +77,13 @@ async def enforce(
         monotonic=service.clock.monotonic_s,
     )
     return enforcement, ""
+
+
+async def give_up_later(service: Service[PolicySettings], reason: str) -> None:
+    """What the kernel refused this time it may grant the next: after a while in which everybody is
+    told why, this process ends, and the one that is started in its place tries again."""
+    await service.clock.sleep(service.settings.retry_open_s)
+    raise Unavailable(f"no policy can be enforced here: {reason}")
 
 
 async def serve(service: Service[PolicySettings], verbs: Verbs) -> None:

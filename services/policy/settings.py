@@ -21,6 +21,9 @@ class PolicySettings(ServiceSettings):
         Path("/etc/dsec/aliases.toml"), description="what service aliases stand for on this node"
     )
     bpf_object: Path = Field(OBJECT, description="the compiled network policy")
+    retry_open_s: float = Field(
+        30.0, gt=0, description="whom the kernel refused ends after this long, for the next to try"
+    )
     health_interval_s: float = Field(1.0, gt=0, description="between two reports of being well")
 
     @model_validator(mode="after")

@@ -77,6 +77,10 @@ class PolicyProcess:
 
     def run_to_the_end(self) -> int:
         self.start()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Until it ends by itself."""
         assert self._child is not None
         return self._child.wait(20)
 
@@ -267,6 +271,18 @@ async def test_host_that_cannot_enforce_says_why_and_starts_nothing(node: Node) 
     with pytest.raises(Unsupported, match=r"/nowhere/policy\.bpf\.o"):
         await node.apply(sandbox, 1, NetworkNone())
     assert sandbox.process.socket(family=2, kind=1) == "EPERM", "the old programs still hold"
+
+
+async def test_what_the_kernel_refused_once_is_tried_again(node: Node, tmp_path: Path) -> None:
+    """It says why for a while, and ends: whoever supervises it starts the next try."""
+    damaged = tmp_path / "policy.bpf.o"
+    damaged.write_bytes(b"\x7fELF" + bytes(100))
+    node.process.environment |= {"DSEC_BPF_OBJECT": str(damaged), "DSEC_RETRY_OPEN_S": "0.5"}
+    await node.restart(signal.SIGTERM, reason="policy.bpf.o", ready=False)
+    assert await asyncio.to_thread(node.process.wait) != 0
+    node.process.environment |= {"DSEC_BPF_OBJECT": str(sandnet.OBJECT)}
+    node.process.start()
+    await node.healthy()
 
 
 async def test_second_service_of_a_node_refuses_to_start(
