@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from libdsec import DSecClient
+from libdsec import DSecClient, DSecError
 from services.edge.fault import Point
 from tests.stack import Stack
 
@@ -44,7 +44,11 @@ async def run(
     for first in range(0, len(plan), batch):
         rounds = []
         for point, seed in plan[first : first + batch]:
-            rounds.append(await play(stack, client, point, seed))
+            try:
+                rounds.append(await play(stack, client, point, seed))
+            except (TimeoutError, DSecError) as err:
+                campaign.findings.append(f"{point}/{seed} cannot be played: {err!r}")
+                return campaign
             tell(f"round {len(campaign.rounds) + len(rounds)} of {len(plan)}: {say(rounds[-1])}")
         campaign.rounds += rounds
         await asyncio.sleep(SETTLE_S)

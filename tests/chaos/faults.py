@@ -51,7 +51,11 @@ class Round:
 
 
 async def play(stack: Stack, client: DSecClient, point: Point, seed: int) -> Round:
-    """Run one round; what must hold afterwards is judged two leases later (see `audit`)."""
+    """Run one round; what must hold afterwards is judged two leases later (see `audit`).
+
+    Raises:
+        TimeoutError: an edge that was restarted does not come back into service.
+    """
     rng = random.Random(f"{point}/{seed}")
     nodes = rng.sample(stack.node_names, len(stack.node_names))
     happening = disturbances(nodes[-1])
@@ -93,7 +97,11 @@ async def _arm(stack: Stack, client: DSecClient, node: str, fault: str, done: Ro
 
 async def _session(client: DSecClient, node: str) -> str:
     """Of the edge that schedulers believe takes sandboxes on the node now; "" for none."""
-    for view in await client.nodes():
+    try:
+        views = await client.nodes()
+    except DSecError:  # the scheduler is not back yet
+        return ""
+    for view in views:
         if view.heartbeat.node == node and view.state == "live" and view.heartbeat.policy_ready:
             return view.heartbeat.session
     return ""
